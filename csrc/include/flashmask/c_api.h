@@ -1,0 +1,22 @@
+// The C interface of the kernels. Callers check shapes and dtypes; a kernel checks only what it alone knows
+// (whether it was built for these) and reports it instead of launching.
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+
+#include "flashmask/params.h"
+
+#if defined(_WIN32)
+#define FLASHMASK_API extern "C" __declspec(dllexport)
+#else
+#define FLASHMASK_API extern "C" __attribute__((visibility("default")))
+#endif
+
+// Every entry returns 0, or a nonzero code after writing a NUL-terminated reason of at most `capacity` bytes
+// to `message` (which may be null).
+
+FLASHMASK_API int flashmask_cpu_forward(const flashmask::ForwardParams* params, char* message,
+                                        size_t capacity);
+FLASHMASK_API int flashmask_cpu_backward(const flashmask::BackwardParams* params, char* message,
+                                         size_t capacity);
