@@ -1,0 +1,275 @@
+"""Dense float64 attention in NumPy: the oracle that every kernel is tested against.
+
+Slow and plain on purpose. It states the semantics once: a row that sees no key gives o = 0, lse = -inf and
+zero gradients; grouped query heads share a key head; dropout depends on (seed, offset, b, h, i, j) alone, by
+the same Philox bits as ``csrc/common/philox.h``. Rows are taken in chunks, so that 16K tokens fit in memory.
+
+Shapes, as everywhere: q ``[B, Sq, Hq, D]``, k ``[B, Sk, Hk, D]``, v ``[B, Sk, Hk, Dv]``,
+out ``[B, Sq, Hq, Dv]``, lse ``[B, Hq, Sq]``, with ``Hq % Hk == 0``.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any, NamedTuple
+
+import numpy as np
+import numpy.typing as npt
+
+Array = npt.NDArray[Any]
+Float64 = npt.NDArray[np.float64]
+Bool = npt.NDArray[np.bool_]
+
+# Elements of one chunk of scores, [B, Hq, rows, Sk] in float64 (32 MB); a handful of them live at a time.
+_CHUNK_ELEMENTS = 1 << 22
+
+
+def attention_reference(
+    q: Array,
+    k: Array,
+    v: Array,
+    visible: Any = None,
+    *,
+    softmax_scale: float | None = None,
+    dropout_keep: Bool | None = None,
+    dropout_p: float = 0.0,
+) -> tuple[Float64, Float64]:
+    """Exact attention in float64.
+
+    Args:
+        q: ``[B, Sq, Hq, D]``, any real dtype (converted to float64), as are ``k`` and ``v``.
+        k: ``[B, Sk, Hk, D]``.
+        v: ``[B, Sk, Hk, Dv]``.
+        visible: which row sees which column: bool broadcastable to ``[B, Hm, Sq, Sk]`` with Hm in
+            {1, Hk, Hq}, or anything with a ``to_dense()`` that returns one (a ``ColumnMask``). None: all rows
+            see all columns.
+        softmax_scale: multiplies q k^T; None is 1 / sqrt(D).
+        dropout_keep: ``[B, Hq, Sq, Sk]`` bool, the probabilities that survive (see ``dropout_keep_mask``).
+        dropout_p: the probability of being dropped; what survives is divided by ``1 - dropout_p``.
+
+    Returns:
+        out ``[B, Sq, Hq, Dv]`` and lse ``[B, Hq, Sq]`` (natural log, before dropout), both float64.
+
+    Raises:
+        ValueError: shapes that do not belong together.
+    """
+    problem = _Problem.of(q, k, v, visible, softmax_scale, dropout_keep, dropout_p)
+    out = np.zeros(problem.q.shape[:3] + problem.v.shape[3:])
+    lse = np.full(problem.q.shape[:3], -np.inf)
+    for rows in problem.row_chunks():
+        scores, _ = problem.scores(rows)
+        row_max = scores.max(axis=-1, keepdims=True, initial=-np.inf)
+        row_max[np.isneginf(row_max)] = 0.0  # an empty row: exp(-inf - 0) = 0, never exp(-inf + inf)
+        exponentials = np.exp(scores - row_max)
+        row_sum = exponentials.sum(axis=-1, keepdims=True)
+        with np.errstate(divide="ignore"):
+            lse[:, :, rows] = (row_max + np.log(row_sum))[..., 0]
+        row_sum[row_sum == 0.0] = 1.0
+        out[:, :, rows] = problem.drop(exponentials / row_sum, rows) @ problem.v
+    return out.transpose(0, 2, 1, 3), lse
+
+
+def attention_reference_backward(
+    q: Array,
+    k: Array,
+    v: Array,
+    visible: Any,
+    dout: Array,
+    dlse: Array | None = None,
+    *,
+    softmax_scale: float | None = None,
+    dropout_keep: Bool | None = None,
+    dropout_p: float = 0.0,
+) -> tuple[Float64, Float64, Float64]:
+    """Gradients of ``sum(dout * out) + sum(dlse * lse)``; arguments as for ``attention_reference``.
+
+    Args:
+        q: ``[B, Sq, Hq, D]``.
+        k: ``[B, Sk, Hk, D]``.
+        v: ``[B, Sk, Hk, Dv]``.
+        visible: as for ``attention_reference``.
+        dout: gradient of out, ``[B, Sq, Hq, Dv]``.
+        dlse: gradient of lse, ``[B, Hq, Sq]``; None is zero.
+        softmax_scale: as for ``attention_reference``.
+        dropout_keep: as for ``attention_reference``.
+        dropout_p: as for ``attention_reference``.
+
+    Returns:
+        dq, dk, dv, float64, shaped as q, k, v.
+    """
+    problem = _Problem.of(q, k, v, visible, softmax_scale, dropout_keep, dropout_p)
+    out, lse = attention_reference(
+        q, k, v, visible, softmax_scale=softmax_scale, dropout_keep=dropout_keep, dropout_p=dropout_p
+    )
+    dout = _as_float64("dout", dout, out.shape)
+    delta = (dout * out).sum(axis=-1).transpose(0, 2, 1)  # [B, Hq, Sq]: sum over keys of p * dp
+    if dlse is not None:
+        delta = delta - _as_float64("dlse", dlse, lse.shape)
+    dout = dout.transpose(0, 2, 1, 3)
+
+    dq, dk, dv = np.zeros_like(problem.q), np.zeros_like(problem.k), np.zeros_like(problem.v)
+    for rows in problem.row_chunks():
+        scores, mask = problem.scores(rows)
+        finite_lse = np.where(np.isneginf(lse[:, :, rows]), 0.0, lse[:, :, rows])
+        p = np.exp(scores - finite_lse[..., None])
+        dp = problem.drop(dout[:, :, rows] @ problem.v.swapaxes(-1, -2), rows)
+        ds = np.where(mask, p * (dp - delta[:, :, rows, None]), 0.0) * problem.scale
+        dq[:, :, rows] = ds @ problem.k
+        dk += ds.swapaxes(-1, -2) @ problem.q[:, :, rows]
+        dv += problem.drop(p, rows).swapaxes(-1, -2) @ dout[:, :, rows]
+
+    heads_k = k.shape[2]
+    return (
+        dq.transpose(0, 2, 1, 3),
+        _sum_groups(dk, heads_k).transpose(0, 2, 1, 3),
+        _sum_groups(dv, heads_k).transpose(0, 2, 1, 3),
+    )
+
+
+def expand_heads(x: Array, heads: int, axis: int = 1) -> Array:
+    """Repeats each head of ``x`` along ``axis`` so that there are ``heads``: head h reads head h // group.
+
+    Raises:
+        ValueError: ``heads`` is not a multiple of ``x.shape[axis]``.
+    """
+    present = x.shape[axis]
+    if present == 0 or heads % present != 0:
+        raise ValueError(f"expand_heads: {present} heads do not divide {heads}")
+    return x if present == heads else np.repeat(x, heads // present, axis=axis)
+
+
+class _Problem(NamedTuple):
+    """Checked inputs, heads first and expanded to Hq: q ``[B, Hq, Sq, D]``, k, v ``[B, Hq, Sk, .]``."""
+
+    q: Float64
+    k: Float64
+    v: Float64
+    visible: Bool  # broadcastable to [B, Hq, Sq, Sk]
+    scale: float
+    keep: Bool | None  # [B, Hq, Sq, Sk]
+    keep_scale: float
+
+    @staticmethod
+    def of(
+        q: Array, k: Array, v: Array, visible: Any, scale: float | None, keep: Bool | None, dropout_p: float
+    ) -> _Problem:
+        for name, array in (("q", q), ("k", k), ("v", v)):
+            if array.ndim != 4:
+                raise ValueError(f"{name}: expected 4 dimensions [B, S, H, D], got shape {array.shape}")
+        batch, seqlen_q, heads_q, head_dim = q.shape
+        _, seqlen_k, heads_k, head_dim_v = v.shape
+        q64 = _as_float64("q", q, q.shape)
+        k64 = _as_float64("k", k, (batch, seqlen_k, heads_k, head_dim))
+        v64 = _as_float64("v", v, (batch, seqlen_k, heads_k, head_dim_v))
+        shape = (batch, heads_q, seqlen_q, seqlen_k)
+        if keep is not None and keep.shape != shape:
+            raise ValueError(f"dropout_keep: expected shape {shape}, got {keep.shape}")
+        return _Problem(
+            q64.transpose(0, 2, 1, 3),
+            expand_heads(k64, heads_q, axis=2).transpose(0, 2, 1, 3),
+            expand_heads(v64, heads_q, axis=2).transpose(0, 2, 1, 3),
+            _expand_visible(visible, shape, heads_k),
+            head_dim**-0.5 if scale is None else scale,
+            keep,
+            1.0 / (1.0 - dropout_p),
+        )
+
+    def row_chunks(self) -> Iterator[slice]:
+        batch, heads, seqlen_q, _ = self.q.shape
+        per_row = max(1, batch * heads * self.k.shape[2])
+        step = max(1, _CHUNK_ELEMENTS // per_row)
+        return (slice(start, min(start + step, seqlen_q)) for start in range(0, seqlen_q, step))
+
+    def scores(self, rows: slice) -> tuple[Float64, Bool]:
+        """Scaled scores of some rows, -inf where masked, and their visibility, ``[B, Hq, rows, Sk]``."""
+        mask = self.visible[:, :, rows]
+        scores = (self.q[:, :, rows] @ self.k.swapaxes(-1, -2)) * self.scale
+        return np.where(mask, scores, -np.inf), mask
+
+    def drop(self, p: Float64, rows: slice) -> Float64:
+        return p if self.keep is None else np.where(self.keep[:, :, rows], p * self.keep_scale, 0.0)
+
+
+def _expand_visible(visible: Any, shape: tuple[int, int, int, int], heads_k: int) -> Bool:
+    batch, heads_q, seqlen_q, seqlen_k = shape
+    if visible is None:
+        return np.broadcast_to(np.True_, shape)
+    dense = np.asarray(visible.to_dense() if hasattr(visible, "to_dense") else visible)
+    if dense.dtype != np.bool_:
+        raise ValueError(f"visible: expected bool, got {dense.dtype}")
+    dense = dense[(None,) * (4 - dense.ndim)]
+    mask_batch, mask_heads, rows, columns = dense.shape
+    fits = mask_batch in (1, batch) and mask_heads in (1, heads_k, heads_q)
+    if not (fits and rows in (1, seqlen_q) and columns in (1, seqlen_k)):
+        raise ValueError(
+            f"visible: expected a shape that broadcasts to {shape} (or {heads_k} heads), got {dense.shape}"
+        )
+    # Heads of 1 are left to broadcast: repeating them would cost memory, not save any.
+    return np.broadcast_to(dense if mask_heads == 1 else expand_heads(dense, heads_q), shape)
+
+
+def _sum_groups(x: Float64, heads_k: int) -> Float64:
+    """Sums ``[B, Hq, S, D]`` over the query heads that share a key head: ``[B, Hk, S, D]``."""
+    grouped: Float64 = x.reshape(x.shape[0], heads_k, x.shape[1] // heads_k, *x.shape[2:])
+    return grouped.sum(axis=2)
+
+
+def _as_float64(name: str, array: Array, shape: tuple[int, ...]) -> Float64:
+    if array.shape != shape:
+        raise ValueError(f"{name}: expected shape {shape}, got {array.shape}")
+    return array.astype(np.float64)
+
+
+def dropout_keep_mask(
+    seed: int, offset: int, batch: int, heads: int, seqlen_q: int, seqlen_k: int, p: float
+) -> Bool:
+    """Which probabilities survive dropout, ``[batch, heads, seqlen_q, seqlen_k]`` bool: see philox.h.
+
+    Args:
+        seed: 64 bits; a negative int64 stands for its two's complement. So does ``offset``.
+        offset: 64 bits.
+        batch: B.
+        heads: Hq.
+        seqlen_q: Sq.
+        seqlen_k: Sk.
+        p: probability of being dropped, rounded to 1/65536.
+    """
+    keep = np.empty((batch * heads, seqlen_q, seqlen_k), np.bool_)
+    threshold = int(p * 65536.0 + 0.5)
+    for head in range(batch * heads):
+        keep[head] = _dropout_bits(seed, offset, head, seqlen_q, seqlen_k) >= threshold
+    return keep.reshape(batch, heads, seqlen_q, seqlen_k)
+
+
+def _dropout_bits(seed: int, offset: int, head: int, seqlen_q: int, seqlen_k: int) -> Array:
+    """The 16 bits of every element of one head, ``[seqlen_q, seqlen_k]`` uint16.
+
+    A 16x16 block is served by 32 lanes of four words each. Lane 4 * r + c holds rows {r, r + 8} and columns
+    {2c, 2c + 1, 2c + 8, 2c + 9}; word 2 * (column >= 8) + (row >= 8); low half for even columns.
+    """
+    row_blocks, column_blocks = -(-seqlen_q // 16), -(-seqlen_k // 16)
+    counter = np.arange(column_blocks * 32, dtype=np.uint32)[None, :]
+    row_block = np.arange(row_blocks, dtype=np.uint32)[:, None]
+    words = philox4x32_10(
+        (counter, row_block, np.uint32(head), np.uint32(offset & 0xFFFFFFFF)),
+        (seed & 0xFFFFFFFF, (seed >> 32 ^ offset >> 32) & 0xFFFFFFFF),
+    )
+    halves = np.stack([words & 0xFFFF, words >> 16], axis=-1).astype(np.uint16)
+    # [column >= 8, row >= 8, row block, column block, row % 8, column pair, parity]
+    halves = halves.reshape(2, 2, row_blocks, column_blocks, 8, 4, 2)
+    by_row_and_column = halves.transpose(2, 1, 4, 3, 0, 5, 6)
+    return by_row_and_column.reshape(row_blocks * 16, column_blocks * 16)[:seqlen_q, :seqlen_k]
+
+
+def philox4x32_10(counter: tuple[Any, Any, Any, Any], key: tuple[int, int]) -> Array:
+    """Philox4x32-10 of Salmon et al. (SC11) over counters that broadcast: uint32 ``[4, ...]``."""
+    c0, c1, c2, c3 = np.broadcast_arrays(*(np.asarray(word, np.uint64) for word in counter))
+    k0, k1 = key
+    low = np.uint64(0xFFFFFFFF)
+    for _ in range(10):
+        p0, p1 = np.uint64(0xD2511F53) * c0, np.uint64(0xCD9E8D57) * c2
+        c0 = p1 >> np.uint64(32) ^ c1 ^ np.uint64(k0)
+        c2 = p0 >> np.uint64(32) ^ c3 ^ np.uint64(k1)
+        c1, c3 = p1 & low, p0 & low
+        k0, k1 = (k0 + 0x9E3779B9) & 0xFFFFFFFF, (k1 + 0xBB67AE85) & 0xFFFFFFFF
+    return np.stack([c0, c1, c2, c3]).astype(np.uint32)
