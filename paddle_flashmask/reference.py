@@ -57,7 +57,7 @@ def attention_reference(
     out = np.zeros(problem.q.shape[:3] + problem.v.shape[3:])
     lse = np.full(problem.q.shape[:3], -np.inf)
     for rows in problem.row_chunks():
-        scores, _ = problem.scores(rows)
+        scores = problem.scores(rows)
         row_max = scores.max(axis=-1, keepdims=True, initial=-np.inf)
         row_max[np.isneginf(row_max)] = 0.0  # an empty row: exp(-inf - 0) = 0, never exp(-inf + inf)
         exponentials = np.exp(scores - row_max)
@@ -105,15 +105,15 @@ def attention_reference_backward(
     delta = (dout * out).sum(axis=-1).transpose(0, 2, 1)  # [B, Hq, Sq]: sum over keys of p * dp
     if dlse is not None:
         delta = delta - _as_float64("dlse", dlse, lse.shape)
+    empty = np.isneginf(lse)  # p is zero there, whatever the gradient of -inf is said to be
+    delta[empty] = lse[empty] = 0.0
     dout = dout.transpose(0, 2, 1, 3)
 
     dq, dk, dv = np.zeros_like(problem.q), np.zeros_like(problem.k), np.zeros_like(problem.v)
     for rows in problem.row_chunks():
-        scores, mask = problem.scores(rows)
-        finite_lse = np.where(np.isneginf(lse[:, :, rows]), 0.0, lse[:, :, rows])
-        p = np.exp(scores - finite_lse[..., None])
+        p = np.exp(problem.scores(rows) - lse[:, :, rows, None])
         dp = problem.drop(dout[:, :, rows] @ problem.v.swapaxes(-1, -2), rows)
-        ds = np.where(mask, p * (dp - delta[:, :, rows, None]), 0.0) * problem.scale
+        ds = p * (dp - delta[:, :, rows, None]) * problem.scale
         dq[:, :, rows] = ds @ problem.k
         dk += ds.swapaxes(-1, -2) @ problem.q[:, :, rows]
         dv += problem.drop(p, rows).swapaxes(-1, -2) @ dout[:, :, rows]
@@ -180,11 +180,10 @@ class _Problem(NamedTuple):
         step = max(1, _CHUNK_ELEMENTS // per_row)
         return (slice(start, min(start + step, seqlen_q)) for start in range(0, seqlen_q, step))
 
-    def scores(self, rows: slice) -> tuple[Float64, Bool]:
-        """Scaled scores of some rows, -inf where masked, and their visibility, ``[B, Hq, rows, Sk]``."""
-        mask = self.visible[:, :, rows]
+    def scores(self, rows: slice) -> Float64:
+        """Scaled scores of some rows, -inf where masked, ``[B, Hq, rows, Sk]``."""
         scores = (self.q[:, :, rows] @ self.k.swapaxes(-1, -2)) * self.scale
-        return np.where(mask, scores, -np.inf), mask
+        return np.where(self.visible[:, :, rows], scores, -np.inf)
 
     def drop(self, p: Float64, rows: slice) -> Float64:
         return p if self.keep is None else np.where(self.keep[:, :, rows], p * self.keep_scale, 0.0)

@@ -1,0 +1,59 @@
+"""Shared fixtures and settings of the test run."""
+
+from __future__ import annotations
+
+import os
+import sys
+import zlib
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+# Test modules import what they share as `helpers`.
+sys.path.insert(0, str(Path(__file__).parent))
+
+settings.register_profile("dev", deadline=None)
+settings.register_profile("ci", deadline=None, derandomize=True)
+settings.load_profile("ci" if os.environ.get("CI") else "dev")
+
+_SEED = pytest.StashKey[int]()
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    gpu_items = [item for item in items if item.get_closest_marker("gpu")]
+    if gpu_items and not _has_gpu():
+        for item in gpu_items:
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device and a CUDA build of Paddle"))
+
+
+def _has_gpu() -> bool:
+    try:
+        import paddle
+    except ImportError:
+        return False
+    return paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
+
+
+@pytest.fixture
+def seed(request: pytest.FixtureRequest) -> int:
+    """The test's seed: from its name, or FLASHMASK_TEST_SEED; printed when the test fails."""
+    value = int(os.environ.get("FLASHMASK_TEST_SEED", zlib.crc32(request.node.nodeid.encode())))
+    request.node.stash[_SEED] = value
+    return value
+
+
+@pytest.fixture
+def rng(seed: int) -> np.random.Generator:
+    """A generator for the test's random data."""
+    return np.random.default_rng(seed)
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Iterator[None]:
+    report = yield
+    if report.failed and _SEED in item.stash:
+        report.sections.append(("seed", f"FLASHMASK_TEST_SEED={item.stash[_SEED]}"))
+    return report
