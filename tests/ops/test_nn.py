@@ -1,0 +1,267 @@
+"""FlashMaskAttention against the same layer written with dense Paddle operations and the same weights."""
+
+import numpy as np
+import pytest
+
+paddle = pytest.importorskip("paddle")
+
+from helpers import dense_from_indices  # noqa: E402
+
+from paddle_flashmask import masks, nn  # noqa: E402
+
+EMBED_DIM, HEADS, KV_HEADS, SEQLEN = 48, 6, 2, 40
+LENGTHS = [13, 20, 7]
+DOCUMENT_INDICES = np.repeat(np.cumsum(LENGTHS), LENGTHS).astype(np.int32).reshape(1, 1, SEQLEN, 1)
+POSITIONS = np.concatenate([np.arange(n) for n in LENGTHS])
+
+
+def make_layer(**options):
+    paddle.seed(0)
+    options = {"num_kv_heads": KV_HEADS, "qkv_bias": True, "rotary_base": 10000.0, **options}
+    return nn.FlashMaskAttention(EMBED_DIM, HEADS, **options)
+
+
+def make_input(rng, batch=2, dtype="float32"):
+    return paddle.to_tensor(rng.standard_normal((batch, SEQLEN, EMBED_DIM)), dtype=dtype, stop_gradient=False)
+
+
+def turn_pairs(x, positions, base):
+    """Rotary embedding by complex numbers: dims d and d + D/2 are real and imaginary part. x [B, S, H, D]."""
+    half = x.shape[-1] // 2
+    angle = positions.reshape(-1, SEQLEN, 1, 1) * base ** (-np.arange(half) / half)
+    cos, sin = paddle.to_tensor(np.cos(angle), x.dtype), paddle.to_tensor(np.sin(angle), x.dtype)
+    a, b = x[..., :half], x[..., half:]
+    return paddle.concat([a * cos - b * sin, a * sin + b * cos], axis=-1)
+
+
+def dense_forward(layer, x, visible, positions=None):
+    """The layer's output from its weights; visible is bool NumPy, broadcastable to [B, H, S, S]."""
+    batch = x.shape[0]
+    q = layer.q_proj(x).reshape([batch, SEQLEN, layer.num_heads, -1])
+    k = layer.k_proj(x).reshape([batch, SEQLEN, layer.num_kv_heads, -1])
+    v = layer.v_proj(x).reshape([batch, SEQLEN, layer.num_kv_heads, -1])
+    if layer.rotary_base is not None:
+        positions = np.arange(SEQLEN) if positions is None else positions
+        q, k = (turn_pairs(part, positions, layer.rotary_base) for part in (q, k))
+    group = layer.num_heads // layer.num_kv_heads
+    q, k, v = (
+        part.transpose([0, 2, 1, 3]) for part in (q, *(paddle.repeat_interleave(p, group, 2) for p in (k, v)))
+    )
+    scale = layer.head_dim**-0.5 if layer.softmax_scale is None else layer.softmax_scale
+    scores = q @ k.transpose([0, 1, 3, 2]) * scale
+    scores = scores + paddle.to_tensor(np.where(visible, 0.0, -1e30), scores.dtype)
+    out = paddle.nn.functional.softmax(scores) @ v
+    return layer.out_proj(out.transpose([0, 2, 1, 3]).reshape([batch, SEQLEN, -1]))
+
+
+def assert_same_with_gradients(layer, x, actual, expected, rtol=1e-5, atol=1e-5):
+    """Equal outputs, and equal gradients of x and of every weight."""
+    np.testing.assert_allclose(actual.numpy(), expected.numpy(), rtol=rtol, atol=atol)
+    wanted = [x, *layer.parameters()]
+    weight = paddle.to_tensor(np.random.default_rng(1).standard_normal(actual.shape), actual.dtype)
+    gradients = [paddle.grad((out * weight).sum(), wanted) for out in (actual, expected)]
+    for parameter, a, b in zip(wanted, *gradients, strict=True):
+        np.testing.assert_allclose(a.numpy(), b.numpy(), rtol=rtol, atol=10 * atol, err_msg=parameter.name)
+
+
+@pytest.mark.parametrize(
+    "options",
+    [
+        {},
+        {"num_kv_heads": None},
+        {"num_kv_heads": 1},
+        {"rotary_base": None},
+        {"rotary_base": 500.0},
+        {"head_dim": 16},
+        {"out_bias": True, "qkv_bias": False},
+        {"softmax_scale": 0.05},
+    ],
+    ids=str,
+)
+def test_equals_dense(rng, options):
+    layer, x = make_layer(**options), make_input(rng)
+    visible = dense_from_indices(None, True, SEQLEN, SEQLEN)
+    assert_same_with_gradients(layer, x, layer(x, causal=True), dense_forward(layer, x, visible))
+
+
+def test_indices_and_positions_of_packed_documents(rng):
+    layer, x = make_layer(), make_input(rng)
+    actual = layer(
+        x,
+        startend_row_indices=paddle.to_tensor(DOCUMENT_INDICES),
+        causal=True,
+        position_ids=paddle.to_tensor(POSITIONS),
+    )
+    visible = dense_from_indices(DOCUMENT_INDICES, True, SEQLEN, SEQLEN)
+    assert_same_with_gradients(layer, x, actual, dense_forward(layer, x, visible, POSITIONS))
+
+
+def test_a_packed_document_is_as_if_alone(rng):
+    layer, x = make_layer(), make_input(rng, batch=1)
+    packed = layer(x, masks.causal_document(LENGTHS), position_ids=paddle.to_tensor(POSITIONS))
+    start = 0
+    for length in LENGTHS:
+        alone = layer(x[:, start : start + length], masks.causal(length))
+        np.testing.assert_allclose(
+            packed[:, start : start + length].numpy(), alone.numpy(), rtol=1e-5, atol=1e-6
+        )
+        start += length
+
+
+def test_positions_per_sample(rng):
+    layer, x = make_layer(), make_input(rng)
+    positions = np.stack([POSITIONS, np.arange(SEQLEN) * 3])
+    for dtype in ("int64", "int32"):
+        actual = layer(x, causal=True, position_ids=paddle.to_tensor(positions, dtype=dtype))
+        expected = dense_forward(layer, x, dense_from_indices(None, True, SEQLEN, SEQLEN), positions)
+        np.testing.assert_allclose(actual.numpy(), expected.numpy(), rtol=1e-5, atol=1e-5)
+    one_for_all = layer(x, causal=True, position_ids=paddle.to_tensor(POSITIONS[None]))
+    assert (one_for_all == layer(x, causal=True, position_ids=paddle.to_tensor(POSITIONS))).all()
+
+
+def test_mask_may_change_per_call(rng):
+    layer, x = make_layer(), make_input(rng)
+    for mask in (masks.full(SEQLEN), masks.sliding_window(SEQLEN, 5), masks.document(LENGTHS)):
+        expected = dense_forward(layer, x, mask.to_dense())
+        np.testing.assert_allclose(layer(x, mask).numpy(), expected.numpy(), rtol=1e-5, atol=1e-5)
+    unmasked = dense_forward(layer, x, np.ones((1, 1, SEQLEN, SEQLEN), bool))
+    np.testing.assert_allclose(layer(x).numpy(), unmasked.numpy(), rtol=1e-5, atol=1e-5)
+
+
+def test_float64_is_exact(rng):
+    layer = make_layer()
+    layer.to(dtype="float64")
+    x = make_input(rng, dtype="float64")
+    visible = dense_from_indices(None, True, SEQLEN, SEQLEN)
+    expected = dense_forward(layer, x, visible)
+    assert_same_with_gradients(layer, x, layer(x, causal=True), expected, rtol=1e-11, atol=1e-12)
+
+
+def test_dropout_only_in_training(rng):
+    layer, x = make_layer(dropout=0.5), make_input(rng)
+    layer.eval()
+    expected = dense_forward(layer, x, dense_from_indices(None, True, SEQLEN, SEQLEN))
+    np.testing.assert_allclose(layer(x, causal=True).numpy(), expected.numpy(), rtol=1e-5, atol=1e-5)
+    layer.train()
+    first, second = layer(x, causal=True), layer(x, causal=True)
+    assert not np.allclose(first.numpy(), expected.numpy(), atol=1e-3)
+    assert not np.allclose(first.numpy(), second.numpy(), atol=1e-3)
+
+
+def test_recompute_repeats_dropout(rng):
+    from paddle.distributed.fleet.utils import recompute
+
+    layer, x = make_layer(dropout=0.5), make_input(rng)
+    gradients = []
+    for call in (layer, lambda *args, **kwargs: recompute(layer, *args, **kwargs)):
+        paddle.seed(7)
+        out = call(x, causal=True)
+        gradients.append([g.numpy() for g in paddle.grad(out.square().sum(), [x, *layer.parameters()])])
+    for a, b in zip(*gradients, strict=True):
+        np.testing.assert_array_equal(a, b)
+
+
+@pytest.mark.parametrize("level", ["O1", "O2"])
+def test_amp(rng, level):
+    layer, x = make_layer(), make_input(rng)
+    positions = paddle.to_tensor(POSITIONS + 3000)  # beyond what bfloat16 can count
+    expected = layer(x, causal=True, position_ids=positions)
+    with paddle.amp.auto_cast(dtype="bfloat16", level=level):
+        actual = layer(x, causal=True, position_ids=positions)
+    assert actual.dtype == paddle.bfloat16
+    scale = float(expected.abs().max())
+    np.testing.assert_allclose(actual.astype("float32").numpy(), expected.numpy(), atol=0.03 * scale)
+    (gradient,) = paddle.grad(actual.astype("float32").sum(), layer.q_proj.weight)
+    assert gradient.dtype == paddle.float32
+
+
+def test_to_static(rng):
+    layer, x = make_layer(), make_input(rng)
+    expected = layer(x, causal=True)
+    static = paddle.jit.to_static(
+        lambda x: layer(x, causal=True),
+        full_graph=True,
+        input_spec=[paddle.static.InputSpec([None, None, EMBED_DIM])],
+    )
+    np.testing.assert_allclose(static(x).numpy(), expected.numpy(), rtol=1e-6, atol=1e-6)
+    shorter = x[:1, :17]
+    np.testing.assert_allclose(
+        static(shorter).numpy(), layer(shorter, causal=True).numpy(), rtol=1e-6, atol=1e-6
+    )
+
+
+def test_state_dict_is_stable(rng):
+    layer = make_layer(out_bias=True)
+    assert {name: value.shape for name, value in layer.state_dict().items()} == {
+        "q_proj.weight": [48, 48],
+        "q_proj.bias": [48],
+        "k_proj.weight": [48, 16],
+        "k_proj.bias": [16],
+        "v_proj.weight": [48, 16],
+        "v_proj.bias": [16],
+        "out_proj.weight": [48, 48],
+        "out_proj.bias": [48],
+    }
+    paddle.seed(1)
+    other = nn.FlashMaskAttention(
+        EMBED_DIM, HEADS, KV_HEADS, qkv_bias=True, out_bias=True, rotary_base=10000.0
+    )
+    other.set_state_dict(layer.state_dict())
+    x = make_input(rng)
+    assert (layer(x, causal=True) == other(x, causal=True)).all()
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        ({"embed_dim": 0}, "embed_dim: expected a positive int, got 0"),
+        ({"num_heads": 2.0}, "num_heads: expected a positive int, got 2.0"),
+        ({"num_kv_heads": 4}, "num_kv_heads: expected a divisor of num_heads=6, got 4"),
+        ({"num_heads": 7}, "num_heads: expected a divisor of embed_dim=48"),
+        ({"head_dim": -8}, "head_dim: expected a positive int, got -8"),
+        ({"head_dim": 9, "rotary_base": 1e4}, "head_dim: rotary embedding needs an even one, got 9"),
+        ({"rotary_base": -1.0}, "rotary_base: expected a positive number or None, got -1.0"),
+        ({"dropout": 1.0}, r"dropout: expected a probability in \[0, 1\), got 1.0"),
+    ],
+)
+def test_bad_options(options, message):
+    with pytest.raises(ValueError, match=message):
+        nn.FlashMaskAttention(**{"embed_dim": EMBED_DIM, "num_heads": HEADS, **options})
+
+
+@pytest.mark.parametrize(
+    ("x", "positions", "error", "message"),
+    [
+        (np.zeros((2, 5), np.float32), None, ValueError, r"x: expected shape \[B, S, 48\], got \[2, 5\]"),
+        (
+            np.zeros((2, 5, 47), np.float32),
+            None,
+            ValueError,
+            r"x: expected shape \[B, S, 48\], got \[2, 5, 47\]",
+        ),
+        (None, np.zeros(3, np.int64), ValueError, r"position_ids: expected shape \[2, 40\].* got \[3\]"),
+        (None, np.zeros((3, 40), np.int64), ValueError, r"position_ids: expected shape .* got \[3, 40\]"),
+        (
+            None,
+            np.zeros((1, 1, 40), np.int64),
+            ValueError,
+            r"position_ids: expected shape .* got \[1, 1, 40\]",
+        ),
+        (
+            None,
+            np.zeros(40, np.float32),
+            TypeError,
+            "position_ids: expected int32 or int64, got paddle.float32",
+        ),
+    ],
+)
+def test_bad_inputs(rng, x, positions, error, message):
+    x = make_input(rng) if x is None else paddle.to_tensor(x)
+    positions = None if positions is None else paddle.to_tensor(positions)
+    with pytest.raises(error, match=message):
+        make_layer()(x, causal=True, position_ids=positions)
+
+
+def test_positions_without_rotary_are_refused(rng):
+    with pytest.raises(ValueError, match="position_ids: only a layer with rotary_base"):
+        make_layer(rotary_base=None)(make_input(rng), position_ids=paddle.to_tensor(POSITIONS))
