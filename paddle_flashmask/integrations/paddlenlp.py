@@ -1,0 +1,303 @@
+"""PaddleNLP's Llama and Qwen2 on packed documents, through this package's operator, on any device.
+
+    import paddle_flashmask as fm
+
+    fm.integrations.paddlenlp.enable()            # until disable()
+    with fm.integrations.paddlenlp.enable():      # or for a block
+        trainer.train()
+
+PaddleNLP's attention layers look up `paddle.nn.functional.flashmask_attention` at every call; `enable()`
+puts this package's function there. They do so only if the model's config has `use_flash_attention=True` and
+the batch brings `attn_mask_startend_row_indices`. In several other settings PaddleNLP drops those indices
+without a word and trains on plain causal attention; while enabled, each of these raises instead
+(`check_model` lists them).
+"""
+
+from __future__ import annotations
+
+import functools
+import inspect
+import warnings
+from collections.abc import Callable
+from types import TracebackType
+from typing import TYPE_CHECKING, Any, Literal
+
+import numpy as np
+from numpy.typing import NDArray
+
+if TYPE_CHECKING:
+    import paddle
+
+    from paddle_flashmask.packing import PackedSequences
+
+__all__ = ["SUPPORTED_VERSIONS", "Switch", "check_model", "collate", "disable", "enable", "features"]
+
+SUPPORTED_VERSIONS = ("3.0.0b4",)
+"""PaddleNLP versions this module is tested with; any other warns once."""
+
+INDICES = "attn_mask_startend_row_indices"
+"""PaddleNLP's name for `startend_row_indices`, there int32 [B, S] or [B, 1, S]."""
+
+_MODEL_FAMILIES = ("llama", "qwen2")
+# Kernels of their own, chosen by PaddleNLP before it looks at the indices.
+_DEVICES_IGNORING_INDICES = ("npu", "gcu", "intel_hpu")
+
+_switches: list[Switch] = []
+_replaced: list[tuple[Any, str, Any]] = []  # (owner, attribute, its own value or _INHERITED), in order
+_INHERITED = object()
+
+
+class Switch:
+    """What `enable` returns: a context manager that ends the switch, and a record of what went through it.
+
+    Attributes:
+        visit: "skip" or "dense", as given to `enable`.
+        calls: how often PaddleNLP called the operator under this switch (recomputation included).
+        mask_bytes: size of the last call's mask: of the indices for "skip", of the boolean mask for "dense".
+    """
+
+    def __init__(self, visit: Literal["skip", "dense"]) -> None:
+        self.visit = visit
+        self.calls = 0
+        self.mask_bytes = 0
+        self._dense: tuple[NDArray[np.int32], paddle.Tensor] | None = None
+
+    def __enter__(self) -> Switch:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if self in _switches:
+            _switches.remove(self)
+            if not _switches:
+                _restore()
+
+    def _attention(
+        self,
+        query: paddle.Tensor,
+        key: paddle.Tensor,
+        value: paddle.Tensor,
+        startend_row_indices: paddle.Tensor | None = None,
+        **options: Any,
+    ) -> Any:
+        from paddle_flashmask import flashmask_attention
+
+        self.calls += 1
+        if startend_row_indices is None or self.visit == "skip":
+            self.mask_bytes = 0 if startend_row_indices is None else 4 * int(startend_row_indices.size)
+            return flashmask_attention(query, key, value, startend_row_indices, **options)
+        return self._dense_attention(query, key, value, startend_row_indices, **options)
+
+    def _dense_attention(
+        self,
+        query: paddle.Tensor,
+        key: paddle.Tensor,
+        value: paddle.Tensor,
+        startend_row_indices: paddle.Tensor,
+        *,
+        causal: bool,
+    ) -> paddle.Tensor:
+        """The operator's test mode: the same schedule, every tile computed and masked from a dense mask."""
+        from paddle_flashmask import _ops
+
+        dense = self._dense_mask(startend_row_indices, causal, query.shape[1])
+        self.mask_bytes = int(dense.size)
+        out, _ = _ops.flashmask(
+            query,
+            key,
+            value,
+            startend_row_indices,
+            causal=causal,
+            softmax_scale=None,
+            dense_mask=dense,
+            visit="dense",
+        )
+        return out
+
+    def _dense_mask(self, startend_row_indices: paddle.Tensor, causal: bool, seqlen_q: int) -> paddle.Tensor:
+        """Boolean [B, Hm, Sq, Sk]; the layers of a model ask for the same one, so the last is kept."""
+        import paddle
+
+        from paddle_flashmask.masks import ColumnMask
+
+        indices = startend_row_indices.numpy()
+        if self._dense is None or not np.array_equal(self._dense[0], indices):
+            mask = ColumnMask.from_startend_row_indices(indices, causal, seqlen_q=seqlen_q)
+            self._dense = (indices, paddle.to_tensor(mask.to_dense()))
+        return self._dense[1]
+
+
+def enable(visit: Literal["skip", "dense"] = "skip") -> Switch:
+    """Make PaddleNLP's models run packed documents through this package's operator.
+
+    It holds until `disable()`, or to the end of the `with` block it opens, which restores the one before.
+
+    Args:
+        visit: "skip" is production. "dense" repeats a run through the operator's test mode: no tile is
+            skipped, and the mask is a dense boolean [B, 1, S, S]; results are the same bit for bit.
+
+    Raises:
+        ValueError: another `visit`.
+        ImportError: PaddleNLP is missing.
+    """
+    if visit not in ("skip", "dense"):
+        raise ValueError(f'visit: expected "skip" or "dense", got {visit!r}')
+    import paddlenlp
+
+    _warn_if_unknown(paddlenlp.__version__)
+    switch = Switch(visit)
+    if not _switches:
+        _install()
+    _switches.append(switch)
+    return switch
+
+
+def disable() -> None:
+    """Undo every `enable`: Paddle and PaddleNLP are exactly as they were."""
+    _switches.clear()
+    _restore()
+
+
+def check_model(model: Any) -> None:
+    """Raise unless `model` gives the indices of a packed batch to the operator.
+
+    Args:
+        model: a PaddleNLP model (or one of its layers) with a `config`.
+
+    Raises:
+        TypeError: a model family that drops the indices, or that is not tested here.
+        ValueError: a setting under which PaddleNLP drops the indices, or something else because of them:
+            `use_flash_attention=False`, `context_parallel_degree > 1` (ring attention), `alibi=True`, and
+            devices for which PaddleNLP has kernels of its own.
+    """
+    from paddlenlp.utils.tools import get_env_device
+
+    if not any(_family(base) in _MODEL_FAMILIES for base in type(model).__mro__):
+        raise TypeError(
+            f"{type(model).__name__}: expected a model of a family tested to use {INDICES} "
+            f"({', '.join(_MODEL_FAMILIES)}); others may ignore them"
+        )
+    config = model.config
+    if not config.use_flash_attention:
+        raise ValueError(
+            "config.use_flash_attention: expected True, got False, with which PaddleNLP ignores "
+            f"{INDICES} and attends to every earlier document"
+        )
+    if config.context_parallel_degree > 1:
+        raise ValueError(
+            f"config.context_parallel_degree: expected 1, got {config.context_parallel_degree}; "
+            f"PaddleNLP's ring attention ignores {INDICES}"
+        )
+    if getattr(config, "alibi", False):
+        raise ValueError(
+            f"config.alibi: expected False, got True; PaddleNLP drops ALiBi when {INDICES} are given"
+        )
+    if get_env_device() in _DEVICES_IGNORING_INDICES:
+        raise ValueError(
+            f"device: PaddleNLP's attention on {get_env_device()} ignores {INDICES}; expected a CPU or a GPU"
+        )
+
+
+def features(packed: PackedSequences) -> list[dict[str, NDArray[Any]]]:
+    """Packed sequences as samples under PaddleNLP's names: int64 [S] each, and the indices int32 [1, S]."""
+    return [
+        {
+            "input_ids": packed.input_ids[i],
+            "labels": packed.labels[i],
+            "position_ids": packed.position_ids[i],
+            INDICES: packed.startend_row_indices[i, :, :, 0],
+        }
+        for i in range(len(packed))
+    ]
+
+
+def collate(samples: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
+    """A data collator for PaddleNLP's trainers: stacks `features`, whose lengths are equal, into a batch."""
+    return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+
+
+@functools.cache
+def _warn_if_unknown(version: str) -> None:
+    if version not in SUPPORTED_VERSIONS:
+        warnings.warn(
+            f"PaddleNLP {version} is not tested with paddle_flashmask ({', '.join(SUPPORTED_VERSIONS)} is); "
+            "check that packed and separate documents give the same loss",
+            stacklevel=3,
+        )
+
+
+def _family(base: type) -> str | None:
+    """ "llama" for a class of paddlenlp.transformers.llama.modeling or its pipeline twin, else None."""
+    parts = base.__module__.split(".")
+    if parts[:2] == ["paddlenlp", "transformers"] and parts[3:] in (["modeling"], ["modeling_pp"]):
+        return parts[2]
+    return None
+
+
+def _install() -> None:
+    import paddle.nn.functional as F  # noqa: N812
+    from paddlenlp.transformers import PretrainedModel
+    from paddlenlp.transformers.llama.modeling import LlamaAttention
+    from paddlenlp.transformers.qwen2.modeling import Qwen2Attention
+
+    from paddle_flashmask import flashmask_attention
+
+    @functools.wraps(flashmask_attention)  # PaddleNLP's recomputation reads the signature
+    def switched(*args: Any, **kwargs: Any) -> Any:
+        return _switches[-1]._attention(*args, **kwargs)
+
+    _replace(F, "flashmask_attention", switched)
+    for layer in (LlamaAttention, Qwen2Attention):
+        _replace(layer, "forward", _guard_layer(layer.forward))
+    _replace(PretrainedModel, "__call__", _guard_model(PretrainedModel.__call__))
+    _replace(PretrainedModel, "generate", _guard_generate(PretrainedModel.generate))
+
+
+def _guard_layer(forward: Callable[..., Any]) -> Callable[..., Any]:
+    """Check the config where the indices arrive last: whole models, pipeline stages, single layers."""
+    signature = inspect.signature(forward)
+
+    @functools.wraps(forward)
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if signature.bind(self, *args, **kwargs).arguments.get(INDICES) is not None:
+            check_model(self)
+        return forward(self, *args, **kwargs)
+
+    return guarded
+
+
+def _guard_model(call: Callable[..., Any]) -> Callable[..., Any]:
+    """Check before anything is computed, and refuse models whose `**kwargs` swallow the indices."""
+
+    @functools.wraps(call)
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get(INDICES) is not None:
+            check_model(self)
+        return call(self, *args, **kwargs)
+
+    return guarded
+
+
+def _guard_generate(generate: Callable[..., Any]) -> Callable[..., Any]:
+    @functools.wraps(generate)
+    def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
+        if kwargs.get(INDICES) is not None:
+            raise ValueError(f"{INDICES}: generate() would ignore it; generate for one document at a time")
+        return generate(self, *args, **kwargs)
+
+    return guarded
+
+
+def _replace(owner: Any, attribute: str, value: Any) -> None:
+    _replaced.append((owner, attribute, vars(owner).get(attribute, _INHERITED)))
+    setattr(owner, attribute, value)
+
+
+def _restore() -> None:
+    while _replaced:
+        owner, attribute, value = _replaced.pop()
+        if value is _INHERITED:
+            delattr(owner, attribute)
+        else:
+            setattr(owner, attribute, value)
