@@ -1,0 +1,281 @@
+// The custom operators `flashmask` and `flashmask_grad`: Paddle tensors in, parameter structs out.
+//
+// The only file that includes a Paddle header. Shapes, dtypes and argument pairs are checked in Python, where
+// an error can name the user's argument; what is checked here is what a caller that bypasses Python (a saved
+// program, say) could still get wrong and that would address memory.
+
+#include <cstring>
+#include <optional>
+#include <string>
+#include <vector>
+
+#include "flashmask/c_api.h"
+#include "paddle/extension.h"
+
+namespace {
+
+using flashmask::BackwardParams;
+using flashmask::DType;
+using flashmask::ForwardParams;
+using flashmask::Visit;
+using OptionalTensor = paddle::optional<paddle::Tensor>;
+using Dims = std::vector<int64_t>;
+using OptionalDims = paddle::optional<Dims>;
+using OptionalDType = paddle::optional<paddle::DataType>;
+
+static_assert(sizeof(double) == sizeof(int64_t), "double attributes travel as the bits of an int64_t");
+
+// Paddle 2.6 has no double attribute, and a float one would round softmax_scale to float32.
+double double_from_bits(int64_t bits) {
+  double value;
+  std::memcpy(&value, &bits, sizeof(value));
+  return value;
+}
+
+DType to_dtype(paddle::DataType dtype) {
+  switch (dtype) {
+    case paddle::DataType::FLOAT16:
+      return DType::kFloat16;
+    case paddle::DataType::BFLOAT16:
+      return DType::kBFloat16;
+    case paddle::DataType::FLOAT32:
+      return DType::kFloat32;
+    case paddle::DataType::FLOAT64:
+      return DType::kFloat64;
+    default:
+      PD_THROW("flashmask: q, k and v must be float16, bfloat16, float32 or float64");
+  }
+}
+
+paddle::DataType lse_dtype(paddle::DataType dtype) {
+  return dtype == paddle::DataType::FLOAT64 ? paddle::DataType::FLOAT64 : paddle::DataType::FLOAT32;
+}
+
+// Q, K, V and the mask, as both operators take them.
+struct Operands {
+  const paddle::Tensor& q;
+  const paddle::Tensor& k;
+  const paddle::Tensor& v;
+  const OptionalTensor& indices;
+  const OptionalTensor& dense_mask;
+  const OptionalTensor& seed_offset;
+};
+
+struct Attributes {
+  bool causal;
+  double softmax_scale;
+  double dropout_p;
+  Visit visit;
+};
+
+Attributes to_attributes(bool causal, int64_t softmax_scale_bits, int64_t dropout_p_bits, int visit) {
+  return {causal, double_from_bits(softmax_scale_bits), double_from_bits(dropout_p_bits),
+          static_cast<Visit>(visit)};
+}
+
+// A contiguous [batch, seqlen, heads, dim] tensor: Paddle hands no others to a custom operator.
+flashmask::Tensor to_tensor(const paddle::Tensor& tensor) {
+  const Dims dims = tensor.shape();
+  PD_CHECK(dims.size() == 4, "flashmask: expected a tensor of rank 4, got rank ", dims.size());
+  return {const_cast<void*>(tensor.data()), dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3]};
+}
+
+flashmask::Shape to_shape(const Operands& in) {
+  const Dims q = in.q.shape(), k = in.k.shape(), v = in.v.shape();
+  PD_CHECK(q.size() == 4 && k.size() == 4 && v.size() == 4, "flashmask: q, k and v must have rank 4");
+  PD_CHECK(k[0] == q[0] && v[0] == q[0] && v[1] == k[1] && v[2] == k[2] && k[3] == q[3],
+           "flashmask: the shapes of q, k and v do not fit together");
+  PD_CHECK(k[2] > 0 && q[2] % k[2] == 0, "flashmask: the heads of q must be a multiple of those of k, got ",
+           q[2], " and ", k[2]);
+  PD_CHECK(in.k.dtype() == in.q.dtype() && in.v.dtype() == in.q.dtype(),
+           "flashmask: q, k and v must have one dtype");
+  return {q[0],
+          q[1],
+          k[1],
+          static_cast<int32_t>(q[2]),
+          static_cast<int32_t>(k[2]),
+          static_cast<int32_t>(q[3]),
+          static_cast<int32_t>(v[3])};
+}
+
+void check_mask_dims(const char* name, const Dims& dims, const flashmask::Shape& shape) {
+  PD_CHECK(dims.size() == 4, "flashmask: ", name, " must have rank 4, got rank ", dims.size());
+  PD_CHECK(dims[0] == 1 || dims[0] == shape.batch, "flashmask: the batch of ", name,
+           " must be 1 or that of q, got ", dims[0]);
+  PD_CHECK(dims[1] == 1 || dims[1] == shape.heads_k || dims[1] == shape.heads_q, "flashmask: the heads of ",
+           name, " must be 1 or those of k or q, got ", dims[1]);
+}
+
+flashmask::Mask to_mask(const Operands& in, const Attributes& attributes, const flashmask::Shape& shape) {
+  flashmask::Mask mask{nullptr, nullptr, 1, 1, 0, attributes.causal ? 1 : 0};
+  if (in.indices) {
+    const Dims dims = in.indices->shape();
+    check_mask_dims("startend_row_indices", dims, shape);
+    PD_CHECK(dims[2] == shape.seqlen_k && (dims[3] == 1 || dims[3] == 2 || dims[3] == 4),
+             "flashmask: startend_row_indices must be [Bm, Hm, Sk, C] with C 1, 2 or 4");
+    mask.indices = in.indices->data<int32_t>();
+    mask.batch = static_cast<int32_t>(dims[0]);
+    mask.heads = static_cast<int32_t>(dims[1]);
+    mask.bounds = static_cast<int32_t>(dims[3]);
+  }
+  PD_CHECK((attributes.visit == Visit::kDense) == static_cast<bool>(in.dense_mask),
+           "flashmask: a dense mask goes with visit=dense, and with that alone");
+  if (in.dense_mask) {
+    const Dims dims = in.dense_mask->shape();
+    check_mask_dims("dense_mask", dims, shape);
+    PD_CHECK(dims[2] == shape.seqlen_q && dims[3] == shape.seqlen_k,
+             "flashmask: dense_mask must be [Bm, Hm, Sq, Sk]");
+    PD_CHECK(!in.indices || (dims[0] == mask.batch && dims[1] == mask.heads),
+             "flashmask: dense_mask and startend_row_indices must agree in batch and heads");
+    mask.dense = reinterpret_cast<const uint8_t*>(in.dense_mask->data<bool>());
+    mask.batch = static_cast<int32_t>(dims[0]);
+    mask.heads = static_cast<int32_t>(dims[1]);
+  }
+  return mask;
+}
+
+flashmask::Dropout to_dropout(const Operands& in, const Attributes& attributes) {
+  PD_CHECK((attributes.dropout_p > 0.0) == static_cast<bool>(in.seed_offset),
+           "flashmask: dropout needs a seed, and a seed is for dropout");
+  if (!in.seed_offset) return {nullptr, 0.0};
+  PD_CHECK(in.seed_offset->numel() == 2, "flashmask: seed_offset must hold two values, got ",
+           in.seed_offset->numel());
+  return {in.seed_offset->data<int64_t>(), attributes.dropout_p};
+}
+
+// Calls the kernel of the place the tensors are on. The CUDA kernels join here.
+template <typename Params>
+void launch(const paddle::Place& place, const Params& params,
+            int (*cpu_kernel)(const Params*, char*, size_t)) {
+  if (place.GetType() == phi::AllocationType::CPU) {
+    char message[512] = "";
+    if (cpu_kernel(&params, message, sizeof(message)) != 0) PD_THROW("flashmask: ", message);
+    return;
+  }
+  PD_THROW("flashmask: this build has no kernels for ", place.DebugString(), "; it has them for the CPU");
+}
+
+std::vector<paddle::Tensor> forward(const paddle::Tensor& q, const paddle::Tensor& k, const paddle::Tensor& v,
+                                    const OptionalTensor& indices, const OptionalTensor& dense_mask,
+                                    const OptionalTensor& seed_offset, bool causal,
+                                    int64_t softmax_scale_bits, int64_t dropout_p_bits, int visit,
+                                    bool /*deterministic*/, bool /*needs_dq*/, bool /*needs_dk*/,
+                                    bool /*needs_dv*/) {
+  const Operands in{q, k, v, indices, dense_mask, seed_offset};
+  const Attributes attributes = to_attributes(causal, softmax_scale_bits, dropout_p_bits, visit);
+  ForwardParams params{};
+  params.shape = to_shape(in);
+  const flashmask::Shape& shape = params.shape;
+  paddle::Tensor out =
+      paddle::empty({shape.batch, shape.seqlen_q, shape.heads_q, shape.head_dim_v}, q.dtype(), q.place());
+  paddle::Tensor lse =
+      paddle::empty({shape.batch, shape.heads_q, shape.seqlen_q}, lse_dtype(q.dtype()), q.place());
+  params.dtype = to_dtype(q.dtype());
+  params.visit = attributes.visit;
+  params.q = to_tensor(q);
+  params.k = to_tensor(k);
+  params.v = to_tensor(v);
+  params.o = to_tensor(out);
+  params.lse = lse.data();
+  params.mask = to_mask(in, attributes, shape);
+  params.dropout = to_dropout(in, attributes);
+  params.softmax_scale = attributes.softmax_scale;
+  launch(q.place(), params, flashmask_cpu_forward);
+  return {out, lse};
+}
+
+// An output whose gradient nobody asked for gets no buffer in the parameters; Paddle still wants a tensor of
+// its shape, which it then drops.
+flashmask::Tensor to_gradient(const paddle::Tensor& gradient, bool needed) {
+  flashmask::Tensor result = to_tensor(gradient);
+  if (!needed) result.data = nullptr;
+  return result;
+}
+
+std::vector<paddle::Tensor> backward(const paddle::Tensor& q, const paddle::Tensor& k,
+                                     const paddle::Tensor& v, const OptionalTensor& indices,
+                                     const OptionalTensor& dense_mask, const OptionalTensor& seed_offset,
+                                     const paddle::Tensor& out, const paddle::Tensor& lse,
+                                     const paddle::Tensor& dout, const paddle::Tensor& dlse, bool causal,
+                                     int64_t softmax_scale_bits, int64_t dropout_p_bits, int visit,
+                                     bool deterministic, bool needs_dq, bool needs_dk, bool needs_dv) {
+  const Operands in{q, k, v, indices, dense_mask, seed_offset};
+  const Attributes attributes = to_attributes(causal, softmax_scale_bits, dropout_p_bits, visit);
+  BackwardParams params{};
+  params.shape = to_shape(in);
+  paddle::Tensor dq = paddle::empty(q.shape(), q.dtype(), q.place());
+  paddle::Tensor dk = paddle::empty(k.shape(), k.dtype(), k.place());
+  paddle::Tensor dv = paddle::empty(v.shape(), v.dtype(), v.place());
+  // In eager mode the gradient of an output that nothing used arrives uninitialised, and reading it crashes.
+  const paddle::Tensor given_dout =
+      dout.initialized() ? dout : paddle::zeros(out.shape(), out.dtype(), out.place());
+  PD_CHECK(given_dout.dtype() == q.dtype() && given_dout.shape() == out.shape(),
+           "flashmask: the gradient of the output must have its shape and dtype");
+  params.dtype = to_dtype(q.dtype());
+  params.visit = attributes.visit;
+  params.q = to_tensor(q);
+  params.k = to_tensor(k);
+  params.v = to_tensor(v);
+  params.o = to_tensor(out);
+  params.dout = to_tensor(given_dout);
+  params.dq = to_gradient(dq, needs_dq);
+  params.dk = to_gradient(dk, needs_dk);
+  params.dv = to_gradient(dv, needs_dv);
+  params.lse = lse.data();
+  if (dlse.initialized()) {
+    PD_CHECK(dlse.dtype() == lse.dtype() && dlse.shape() == lse.shape(),
+             "flashmask: the gradient of lse must have its shape and dtype");
+    params.dlse = dlse.data();
+  }
+  params.mask = to_mask(in, attributes, params.shape);
+  params.dropout = to_dropout(in, attributes);
+  params.softmax_scale = attributes.softmax_scale;
+  params.deterministic = deterministic ? 1 : 0;
+  launch(q.place(), params, flashmask_cpu_backward);
+  return {dq, dk, dv};
+}
+
+// Registered so that a second derivative is an error: without it Paddle would leave the term out in silence.
+std::vector<paddle::Tensor> double_backward(const paddle::Tensor& /*ddq*/, const paddle::Tensor& /*ddk*/,
+                                            const paddle::Tensor& /*ddv*/) {
+  PD_THROW("flashmask: the second derivative of attention is not implemented (create_graph=True)");
+}
+
+std::vector<Dims> infer_shape(const Dims& q, const Dims& /*k*/, const Dims& v,
+                              const OptionalDims& /*indices*/, const OptionalDims& /*dense_mask*/,
+                              const OptionalDims& /*seed_offset*/) {
+  return {{q[0], q[1], q[2], v[3]}, {q[0], q[2], q[1]}};
+}
+
+std::vector<paddle::DataType> infer_dtype(paddle::DataType q, paddle::DataType /*k*/, paddle::DataType /*v*/,
+                                          const OptionalDType& /*indices*/,
+                                          const OptionalDType& /*dense_mask*/,
+                                          const OptionalDType& /*seed_offset*/) {
+  return {q, lse_dtype(q)};
+}
+
+}  // namespace
+
+PD_BUILD_OP(flashmask)
+    .Inputs({"Q", "K", "V", paddle::Optional("StartendRowIndices"), paddle::Optional("DenseMask"),
+             paddle::Optional("SeedOffset")})
+    .Outputs({"Out", "Lse"})
+    .Attrs({"causal: bool", "softmax_scale: int64_t", "dropout_p: int64_t", "visit: int",
+            "deterministic: bool", "needs_dq: bool", "needs_dk: bool", "needs_dv: bool"})
+    .SetKernelFn(PD_KERNEL(forward))
+    .SetInferShapeFn(PD_INFER_SHAPE(infer_shape))
+    .SetInferDtypeFn(PD_INFER_DTYPE(infer_dtype));
+
+PD_BUILD_GRAD_OP(flashmask)
+    .Inputs({"Q", "K", "V", paddle::Optional("StartendRowIndices"), paddle::Optional("DenseMask"),
+             paddle::Optional("SeedOffset"), "Out", "Lse", paddle::Grad("Out"), paddle::Grad("Lse")})
+    .Outputs({paddle::Grad("Q"), paddle::Grad("K"), paddle::Grad("V")})
+    .Attrs({"causal: bool", "softmax_scale: int64_t", "dropout_p: int64_t", "visit: int",
+            "deterministic: bool", "needs_dq: bool", "needs_dk: bool", "needs_dv: bool"})
+    .SetKernelFn(PD_KERNEL(backward));
+
+PD_BUILD_DOUBLE_GRAD_OP(flashmask)
+    .Inputs({paddle::Grad(paddle::Grad("Q")), paddle::Grad(paddle::Grad("K")),
+             paddle::Grad(paddle::Grad("V"))})
+    .Outputs({paddle::Grad(paddle::Grad("Out"))})
+    .SetKernelFn(PD_KERNEL(double_backward));

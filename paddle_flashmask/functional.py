@@ -1,0 +1,416 @@
+"""The two attention calls: ``attention``, and ``flashmask_attention`` with the signature of Paddle's
+function.
+
+(The module is not called ``attention``: importing a submodule of that name would replace the function in
+the package.)
+"""
+
+from __future__ import annotations
+
+import weakref
+from typing import Any, Literal, NamedTuple, overload
+
+import numpy as np
+import paddle
+from paddle.base import core, framework
+
+from paddle_flashmask import _ops
+from paddle_flashmask._checks import (
+    check_flag,
+    check_indices,
+    check_number,
+    check_place,
+    check_qkv,
+    check_tensor,
+    dtype_name,
+    fail,
+)
+from paddle_flashmask._window import combine_window, parse_window
+from paddle_flashmask.masks import ColumnMask
+
+__all__ = ["attention", "flashmask_attention"]
+
+
+@overload
+def attention(
+    q: paddle.Tensor,
+    k: paddle.Tensor,
+    v: paddle.Tensor,
+    *,
+    mask: ColumnMask | None = None,
+    startend_row_indices: paddle.Tensor | None = None,
+    causal: bool | None = None,
+    softmax_scale: float | None = None,
+    dropout_p: float = 0.0,
+    training: bool = True,
+    deterministic: bool | None = None,
+    return_lse: Literal[False] = False,
+) -> paddle.Tensor: ...
+
+
+@overload
+def attention(
+    q: paddle.Tensor,
+    k: paddle.Tensor,
+    v: paddle.Tensor,
+    *,
+    mask: ColumnMask | None = None,
+    startend_row_indices: paddle.Tensor | None = None,
+    causal: bool | None = None,
+    softmax_scale: float | None = None,
+    dropout_p: float = 0.0,
+    training: bool = True,
+    deterministic: bool | None = None,
+    return_lse: Literal[True],
+) -> tuple[paddle.Tensor, paddle.Tensor]: ...
+
+
+def attention(
+    q: paddle.Tensor,
+    k: paddle.Tensor,
+    v: paddle.Tensor,
+    *,
+    mask: ColumnMask | None = None,
+    startend_row_indices: paddle.Tensor | None = None,
+    causal: bool | None = None,
+    softmax_scale: float | None = None,
+    dropout_p: float = 0.0,
+    training: bool = True,
+    deterministic: bool | None = None,
+    return_lse: bool = False,
+) -> paddle.Tensor | tuple[paddle.Tensor, paddle.Tensor]:
+    """softmax(softmax_scale * q k^T, masked) v, exactly, in memory linear in the lengths.
+
+    Tiles that the mask hides whole are never computed, forward or backward (Algorithms 1 and 2 of
+    "FlashMask: Efficient and Rich Mask Extension of FlashAttention", Wang et al., 2024). A row that sees
+    no key gives zeros, lse -inf and zero gradients.
+
+    Args:
+        q: ``[B, Sq, Hq, D]``, float16, bfloat16, float32 or float64.
+        k: ``[B, Sk, Hk, D]``, of q's dtype. Hq is a multiple of Hk; head h of q reads head h // (Hq / Hk).
+        v: ``[B, Sk, Hk, Dv]``, of q's dtype.
+        mask: a ``ColumnMask`` of q's and k's lengths, for 1 or B samples and 1, Hk or Hq heads. It keeps
+            one tensor per device; a traced program (``to_static``) keeps it as a constant.
+        startend_row_indices: int32 ``[Bm, Hm, Sk, C]``, Bm in {1, B}, Hm in {1, Hk, Hq}: the rows of each
+            key column that are masked. Causal: C = 1 is [LTS, Sq), C = 2 is [LTS, LTE). Otherwise: C = 2
+            is [LTS, Sq) and [0, UTE), C = 4 is [LTS, LTE) and [UTS, UTE). Any values are safe.
+        causal: row i sees column j only if j <= i + Sk - Sq. None is False.
+        softmax_scale: None is D ** -0.5.
+        dropout_p: probability in [0, 1) of dropping an attention weight; kept ones grow by 1 / (1 -
+            dropout_p). The mask follows from a seed drawn from Paddle's generator, so ``paddle.seed`` and
+            recompute repeat it.
+        training: dropout is for training only.
+        deterministic: the backward pass is bit-identical from run to run. None follows
+            ``FLAGS_cudnn_deterministic`` where Paddle has it. The CPU always is.
+        return_lse: also return the log of each row's sum of exp(softmax_scale * q k^T) over the keys it
+            sees, ``[B, Hq, Sq]``, float32 (float64 for float64), differentiable.
+
+    Returns:
+        out ``[B, Sq, Hq, Dv]`` of q's dtype, or (out, lse). Under AMP (O1, O2) float inputs are cast to
+        its dtype.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: a rank, size, device or value is wrong, or two arguments exclude each other.
+    """
+    names = ("q", "k", "v")
+    check_qkv(names, q, k, v)
+    for name, flag in (("training", training), ("return_lse", return_lse)):
+        check_flag(name, flag)
+    for name, optional_flag in (("causal", causal), ("deterministic", deterministic)):
+        if optional_flag is not None:
+            check_flag(name, optional_flag)
+    dropout_p = _check_dropout("dropout_p", dropout_p)
+    if mask is not None:
+        if startend_row_indices is not None:
+            fail(ValueError, "mask", "mask or startend_row_indices", "both")
+        if causal is not None:
+            fail(ValueError, "mask", "mask or causal (a ColumnMask has its own causality)", "both")
+        _check_mask(mask, q, k)
+        startend_row_indices, causal = _mask_tensor(mask, q)
+    elif startend_row_indices is not None:
+        check_indices(names, startend_row_indices, bool(causal), q, k)
+    seed_offset = _draw_seed_offset(q) if training and dropout_p > 0.0 else None
+    out, lse = _attend(
+        q,
+        k,
+        v,
+        startend_row_indices,
+        causal=bool(causal),
+        softmax_scale=_softmax_scale(softmax_scale, q),
+        dropout_p=dropout_p,
+        seed_offset=seed_offset,
+        deterministic=_deterministic_flag() if deterministic is None else bool(deterministic),
+    )
+    return (out, lse) if return_lse else out
+
+
+def flashmask_attention(
+    query: paddle.Tensor,
+    key: paddle.Tensor,
+    value: paddle.Tensor,
+    startend_row_indices: paddle.Tensor | None = None,
+    *,
+    dropout: float = 0.0,
+    causal: bool = False,
+    window_size: int | tuple[int, int] | None = None,
+    return_softmax_lse: bool = False,
+    return_seed_offset: bool = False,
+    fixed_seed_offset: paddle.Tensor | None = None,
+    rng_name: str = "",
+    training: bool = True,
+    name: str | None = None,
+    softmax_scale: float | None = None,
+    block_mask: paddle.Tensor | None = None,
+) -> Any:
+    """``paddle.nn.functional.flashmask_attention`` of Paddle 3.3.1, on any device this package has kernels
+    for.
+
+    Shapes and indices are those of ``attention``. It differs from Paddle's only so: lse is ``[B, Hq, Sq]``
+    and -inf on rows that see no key; ``window_size`` together with indices masks what either masks;
+    windows are bottom-right aligned when Sq != Sk; with ``causal`` the right window counts for nothing;
+    batch 1 of the indices serves every sample; ``block_mask`` is refused.
+
+    Args:
+        query: ``[B, Sq, Hq, D]``.
+        key: ``[B, Sk, Hk, D]``.
+        value: ``[B, Sk, Hk, Dv]``.
+        startend_row_indices: int32 ``[Bm, Hm, Sk, C]``.
+        dropout: probability in [0, 1) of dropping an attention weight.
+        causal: row i sees column j only if j <= i + Sk - Sq.
+        window_size: w or (left, right), both >= 0: row i sees column j only if
+            -left <= j - (i + Sk - Sq) <= right.
+        return_softmax_lse: also return lse.
+        return_seed_offset: also return the int64 ``[2]`` seed and offset of the dropout mask (zeros
+            without dropout).
+        fixed_seed_offset: int64 ``[2]``: take the dropout mask of these instead of drawing.
+        rng_name: draw from the generator registered under this name. Not in a traced program.
+        training: dropout is for training only.
+        name: nothing; there for Paddle's signature.
+        softmax_scale: None is D ** -0.5.
+        block_mask: must be None.
+
+    Returns:
+        out, or the list [out, lse?, seed_offset?] of what was asked for.
+
+    Raises:
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: a rank, size, device or value is wrong; or window and indices (C = 4) together mask
+            more than two intervals of some column.
+        NotImplementedError: ``block_mask`` was given.
+    """
+    names = ("query", "key", "value")
+    check_qkv(names, query, key, value)
+    for flag_name, flag in (
+        ("causal", causal),
+        ("return_softmax_lse", return_softmax_lse),
+        ("return_seed_offset", return_seed_offset),
+        ("training", training),
+    ):
+        check_flag(flag_name, flag)
+    dropout = _check_dropout("dropout", dropout)
+    if not isinstance(rng_name, str):
+        fail(TypeError, "rng_name", "a str", f"{rng_name!r}")
+    if block_mask is not None:
+        raise NotImplementedError("block_mask: expected None (it is not supported), got a block mask")
+    window = None if window_size is None else parse_window(window_size)
+    if startend_row_indices is not None:
+        check_indices(names, startend_row_indices, bool(causal), query, key)
+    if window is not None:
+        startend_row_indices = combine_window(window, startend_row_indices, bool(causal), query, key)
+    if fixed_seed_offset is not None:
+        _check_seed_offset(fixed_seed_offset, query)
+    seed_offset = None
+    if training and dropout > 0.0:
+        seed_offset = _draw_seed_offset(query, rng_name) if fixed_seed_offset is None else fixed_seed_offset
+    out, lse = _attend(
+        query,
+        key,
+        value,
+        startend_row_indices,
+        causal=bool(causal),
+        softmax_scale=_softmax_scale(softmax_scale, query),
+        dropout_p=dropout,
+        seed_offset=seed_offset,
+        deterministic=_deterministic_flag(),
+    )
+    outputs = [out]
+    if return_softmax_lse:
+        outputs.append(lse)
+    if return_seed_offset:
+        outputs.append(paddle.zeros([2], dtype="int64") if seed_offset is None else seed_offset)
+    return outputs if len(outputs) > 1 else out
+
+
+def _attend(
+    q: paddle.Tensor,
+    k: paddle.Tensor,
+    v: paddle.Tensor,
+    indices: paddle.Tensor | None,
+    *,
+    causal: bool,
+    softmax_scale: float,
+    dropout_p: float,
+    seed_offset: paddle.Tensor | None,
+    deterministic: bool,
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """Checked arguments in; casts for AMP, answers for empty inputs, the operator for all others."""
+    q, k, v = _amp_cast(q, k, v)
+    if 0 in q.shape or 0 in k.shape:
+        return _attend_empty(q, k, v)
+    return _ops.flashmask(
+        q,
+        k,
+        v,
+        indices,
+        causal=causal,
+        softmax_scale=softmax_scale,
+        dropout_p=0.0 if seed_offset is None else dropout_p,
+        seed_offset=seed_offset,
+        deterministic=deterministic,
+    )
+
+
+def _attend_empty(
+    q: paddle.Tensor, k: paddle.Tensor, v: paddle.Tensor
+) -> tuple[paddle.Tensor, paddle.Tensor]:
+    """No sample, no row, or no key: nothing for a kernel to do, but out and lse still have shapes and
+    gradients."""
+    batch, seqlen_q, heads_q, _ = q.shape
+    out = paddle.zeros([batch, seqlen_q, heads_q, v.shape[3]], dtype=q.dtype)
+    lse_dtype = "float64" if dtype_name(q) == "float64" else "float32"
+    lse = paddle.full([batch, heads_q, seqlen_q], float("-inf"), dtype=lse_dtype)
+    # Sums over nothing: they add zero, and give every input a zero gradient.
+    nothing = sum(tensor.flatten()[:0].sum() for tensor in (q, k, v))
+    return out + nothing, lse + nothing.astype(lse_dtype)
+
+
+class _AmpState(NamedTuple):
+    active: bool
+    dtype: str
+
+
+def _amp_state() -> _AmpState:
+    """Whether auto_cast is on at O1 or O2, where attention belongs to the operators of low precision."""
+    pir = hasattr(framework, "in_pir_mode") and framework.in_pir_mode()
+    state = core._get_amp_attrs() if pir else framework._dygraph_tracer()
+    if state is None:
+        return _AmpState(False, "float32")
+    return _AmpState(state._amp_level in (core.AmpLevel.O1, core.AmpLevel.O2), state._amp_dtype)
+
+
+def _amp_cast(*tensors: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
+    """Paddle casts by its lists of operators, which a custom operator cannot join; float64 stays, as
+    there."""
+    active, dtype = _amp_state()
+    if not active:
+        return tensors
+    return tuple(
+        tensor if dtype_name(tensor) in ("float64", dtype) else tensor.astype(dtype) for tensor in tensors
+    )
+
+
+def _softmax_scale(softmax_scale: float | None, q: paddle.Tensor) -> float:
+    if softmax_scale is None:
+        return float(q.shape[3]) ** -0.5
+    return check_number("softmax_scale", softmax_scale, "a finite number or None")
+
+
+def _check_dropout(name: str, probability: Any) -> float:
+    expected = "a number in [0, 1)"
+    probability = check_number(name, probability, expected)
+    if not 0.0 <= probability < 1.0:
+        fail(ValueError, name, expected, probability)
+    return probability
+
+
+def _deterministic_flag() -> bool:
+    name = "FLAGS_cudnn_deterministic"
+    try:
+        return bool(paddle.get_flags([name])[name])
+    except ValueError:  # a Paddle without CUDA does not know the flag
+        return False
+
+
+def _check_seed_offset(seed_offset: Any, q: paddle.Tensor) -> None:
+    check_tensor("fixed_seed_offset", seed_offset, 1, ("int64",), "[2]")
+    if seed_offset.shape[0] not in (2, -1):
+        fail(ValueError, "fixed_seed_offset", "shape [2]", f"shape {list(seed_offset.shape)}")
+    check_place("fixed_seed_offset", seed_offset, "query", q)
+
+
+def _draw_seed_offset(q: paddle.Tensor, rng_name: str = "") -> paddle.Tensor:
+    """An int64 ``[2]`` from the framework's generator (recompute restores that one) or from a named one."""
+    if not rng_name:
+        seed_offset = paddle.randint(0, 2**31 - 1, [2], dtype="int64")
+    elif not paddle.in_dynamic_mode():
+        fail(
+            ValueError,
+            "rng_name",
+            "'' in a traced program, which would keep one draw forever",
+            f"{rng_name!r}",
+        )
+    else:
+        seed = core.get_random_seed_generator(rng_name).random() % 2**63
+        seed_offset = paddle.to_tensor([seed, 0], dtype="int64")
+    if paddle.in_dynamic_mode() and str(seed_offset.place) != str(q.place):
+        seed_offset = seed_offset._copy_to(q.place, True)
+    return seed_offset
+
+
+def _check_mask(mask: Any, q: paddle.Tensor, k: paddle.Tensor) -> None:
+    if not isinstance(mask, ColumnMask):
+        hint = "; a tensor goes to startend_row_indices" if hasattr(mask, "shape") else ""
+        fail(TypeError, "mask", "a paddle_flashmask.masks.ColumnMask", type(mask).__name__ + hint)
+    for what, length, name, tensor in (
+        ("rows", mask.seqlen_q, "q", q),
+        ("columns", mask.seqlen_k, "k", k),
+    ):
+        if tensor.shape[1] != length:
+            # -1 too: a mask is a constant of one length.
+            fail(ValueError, "mask", f"{what} for the length of {name}, {tensor.shape[1]}", length)
+
+
+class _MaskForm(NamedTuple):
+    """A mask as the operator takes it, made once per mask."""
+
+    indices: np.ndarray | None  # int32 [Bm, Hm, Sk, C]
+    causal: bool
+    tensors: dict[str, paddle.Tensor]  # by place
+
+
+_mask_forms: dict[int, tuple[weakref.ref[ColumnMask], _MaskForm]] = {}
+
+
+def _mask_form(mask: ColumnMask) -> _MaskForm:
+    entry = _mask_forms.get(id(mask))
+    if entry is None or entry[0]() is not mask:
+        key = id(mask)
+        entry = (
+            weakref.ref(mask, lambda _: _mask_forms.pop(key, None)),
+            _MaskForm(*mask.to_startend_row_indices(), {}),
+        )
+        _mask_forms[key] = entry
+    return entry[1]
+
+
+def _mask_tensor(mask: ColumnMask, q: paddle.Tensor) -> tuple[paddle.Tensor | None, bool]:
+    """The mask's indices where q is (one tensor per place), or as a constant of the traced program; and
+    causal."""
+    form = _mask_form(mask)
+    if form.indices is None:
+        return None, form.causal
+    if not paddle.in_dynamic_mode():
+        return _constant(form.indices), form.causal
+    place = str(q.place)
+    if place not in form.tensors:
+        form.tensors[place] = paddle.to_tensor(form.indices, dtype="int32", place=q.place)
+    return form.tensors[place], form.causal
+
+
+def _constant(indices: np.ndarray) -> paddle.Tensor:
+    """An array as a constant of the traced program, in pieces: Paddle 2.6 takes at most 2**20 values at
+    once."""
+    flat = indices.reshape(-1)
+    pieces = [paddle.assign(flat[start : start + 2**20]) for start in range(0, flat.size, 2**20)]
+    return paddle.concat(pieces).reshape(list(indices.shape))
