@@ -1,0 +1,28 @@
+#!/usr/bin/env bash
+# Checks format, style and types of everything, in .venv-test; --fix formats and mends what can be mended.
+#
+#   bash scripts/lint.sh [--fix]
+set -euo pipefail
+cd "$(dirname "${BASH_SOURCE[0]}")/.."
+
+bin="$PWD/.venv-test/bin"
+[[ -x "$bin/ruff" ]] || bash scripts/setup_env.sh test
+mapfile -t kernels < <(git ls-files 'csrc/*.h' 'csrc/*.cc' 'csrc/*.cuh' 'csrc/*.cu')
+
+if [[ "${1:-}" == --fix ]]; then
+  "$bin/ruff" format
+  "$bin/ruff" check --fix
+  "$bin/clang-format" -i "${kernels[@]}"
+  exit
+fi
+
+failed=0
+check() {
+  echo "--- $1 ${2:-}"
+  "$bin/$@" || failed=1
+}
+check ruff format --check
+check ruff check
+check mypy
+check clang-format --dry-run -Werror "${kernels[@]}"
+exit "$failed"
