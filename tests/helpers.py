@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from paddle_flashmask.masks import registry
 from paddle_flashmask.reference import (
     attention_reference,
     attention_reference_backward,
@@ -55,9 +56,9 @@ class Results(NamedTuple):
 class Case:
     """One named attention problem: everything about it follows from these fields, random data included.
 
-    ``mask`` is "full" or "causal", without indices (any Sq, Sk); another name of
-    ``paddle_flashmask.masks.registry``; or "random": arbitrary, even senseless, indices with ``bounds``
-    values per column for ``mask_batch`` samples and ``mask_heads`` heads.
+    ``mask`` is "full" or "causal" (any Sq, Sk; no indices); another name of the registry of masks; or
+    "random": arbitrary, even senseless, indices with ``bounds`` values per column for ``mask_batch`` samples
+    and ``mask_heads`` heads, under ``causal``.
     """
 
     name: str
@@ -96,24 +97,10 @@ class Case:
 CASES: dict[str, Case] = {
     case.name: case
     for case in (
-        # Every named mask of the paper, at a length no tile divides.
+        # Every named mask, at a length no tile divides.
         *(
             Case(name, mask=name, batch=2, seqlen_q=333, seqlen_k=333, heads_q=4, heads_k=2)
-            for name in (
-                "full",
-                "causal",
-                "sliding_window",
-                "causal_document",
-                "document",
-                "share_question",
-                "global_sliding_window",
-                "causal_blockwise",
-                "prefix_lm_document",
-                "prefix_lm_causal",
-                "qk_sparse",
-                "random_eviction",
-                "hash_sparse",
-            )
+            for name in registry.names()
         ),
         # Storage types.
         Case("float64", mask="causal_document", dtype="float64"),
@@ -139,10 +126,10 @@ CASES: dict[str, Case] = {
         Case("indices_2", mask="random", bounds=2),
         Case("indices_4", mask="random", bounds=4),
         # Lengths: Sq != Sk both ways (with empty rows when Sq > Sk and causal), one row, one key, tails.
-        Case("causal_more_keys", mask="causal", causal=True, seqlen_q=70, seqlen_k=301),
-        Case("causal_more_queries", mask="causal", causal=True, seqlen_q=301, seqlen_k=70),
-        Case("decode", mask="causal", causal=True, seqlen_q=1, seqlen_k=500),
-        Case("one_key", mask="causal", causal=True, seqlen_q=76, seqlen_k=1),
+        Case("causal_more_keys", mask="causal", seqlen_q=70, seqlen_k=301),
+        Case("causal_more_queries", mask="causal", seqlen_q=301, seqlen_k=70),
+        Case("decode", mask="causal", seqlen_q=1, seqlen_k=500),
+        Case("one_key", mask="causal", seqlen_q=76, seqlen_k=1),
         Case("one_by_one", mask="full", seqlen_q=1, seqlen_k=1),
         Case("indices_more_keys", mask="random", bounds=4, seqlen_q=131, seqlen_k=260),
         Case("indices_more_queries", mask="random", causal=True, bounds=1, seqlen_q=260, seqlen_k=131),
@@ -211,8 +198,6 @@ def _make_indices(case: Case, rng: np.random.Generator) -> tuple[np.ndarray | No
         shape = (case.mask_batch, case.mask_heads, case.seqlen_k, case.bounds)
         indices = rng.integers(-case.seqlen_q // 4, case.seqlen_q * 5 // 4, shape, dtype=np.int32)
         return indices, case.causal
-    from paddle_flashmask.masks import registry
-
     mask = registry.make(case.mask, case.seqlen_k, seed=case.seed)
     return mask.to_startend_row_indices()
 
