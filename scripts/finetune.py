@@ -221,10 +221,10 @@ def train(
     checkpoint = get_last_checkpoint(str(directory))
     resumed_step = int(checkpoint.rsplit("-", 1)[1]) if checkpoint else 0
     tokenizer = ByteTokenizer()
-    model = build_model(model_args, args, tokenizer)
-    print(f"\n{visit}: {sum(p.size for p in model.parameters()):,} parameters, from step {resumed_step}")
-
-    with integration.enable(visit) as switch:
+    # Checkpoints hold the optimizer's state by parameter name: the guard names them as in a fresh process.
+    with paddle.utils.unique_name.guard(), integration.enable(visit) as switch:
+        model = build_model(model_args, args, tokenizer)
+        print(f"\n{visit}: {sum(p.size for p in model.parameters()):,} parameters, from step {resumed_step}")
         trainer = RecordingTrainer(
             Recorder(directory / "curve.csv", resumed_step),
             model=model,

@@ -99,19 +99,18 @@ class Switch:
         causal: bool,
     ) -> paddle.Tensor:
         """The operator's test mode: the same schedule, every tile computed and masked from a dense mask."""
-        from paddle_flashmask import _ops
+        from paddle_flashmask import _ops, functional
 
-        dense = self._dense_mask(startend_row_indices, causal, query.shape[1])
-        self.mask_bytes = int(dense.size)
+        dense_mask = self._dense_mask(startend_row_indices, causal, query.shape[1])
+        self.mask_bytes = int(dense_mask.size)
         out, _ = _ops.flashmask(
-            query,
-            key,
-            value,
+            *functional._amp_cast(query, key, value),
             startend_row_indices,
             causal=causal,
-            softmax_scale=None,
-            dense_mask=dense,
+            softmax_scale=functional._softmax_scale(None, query),
+            dense_mask=dense_mask,
             visit="dense",
+            deterministic=functional._deterministic_flag(),
         )
         return out
 
@@ -236,7 +235,7 @@ def _family(base: type) -> str | None:
 
 
 def _install() -> None:
-    import paddle.nn.functional as F  # noqa: N812
+    import paddle.nn.functional
     from paddlenlp.transformers import PretrainedModel
     from paddlenlp.transformers.llama.modeling import LlamaAttention
     from paddlenlp.transformers.qwen2.modeling import Qwen2Attention
@@ -247,7 +246,7 @@ def _install() -> None:
     def switched(*args: Any, **kwargs: Any) -> Any:
         return _switches[-1]._attention(*args, **kwargs)
 
-    _replace(F, "flashmask_attention", switched)
+    _replace(paddle.nn.functional, "flashmask_attention", switched)
     for layer in (LlamaAttention, Qwen2Attention):
         _replace(layer, "forward", _guard_layer(layer.forward))
     _replace(PretrainedModel, "__call__", _guard_model(PretrainedModel.__call__))

@@ -1,0 +1,293 @@
+"""The switch on the real PaddleNLP: what it changes, what it gives back, and what it refuses."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+pytest.importorskip("paddlenlp", reason="needs PaddleNLP: bash scripts/setup_env.sh train")
+
+import paddle
+from paddle.nn import functional
+from paddlenlp.transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    OPTConfig,
+    OPTForCausalLM,
+    PretrainedModel,
+    Qwen2Config,
+    Qwen2ForCausalLM,
+)
+from paddlenlp.transformers.llama.modeling import LlamaAttention
+from paddlenlp.transformers.qwen2.modeling import Qwen2Attention
+
+from paddle_flashmask.integrations import paddlenlp as integration
+from paddle_flashmask.packing import pack, sft_document
+
+VOCAB, LENGTH, LAYERS = 61, 48, 2
+MODELS = {
+    "llama": (LlamaForCausalLM, LlamaConfig, 4),
+    "llama-gqa": (LlamaForCausalLM, LlamaConfig, 2),
+    "qwen2-gqa": (Qwen2ForCausalLM, Qwen2Config, 2),
+}
+
+
+@pytest.fixture(autouse=True)
+def _switched_off_afterwards():
+    yield
+    integration.disable()
+
+
+def build(name="llama-gqa", **options):
+    model_class, config_class, kv_heads = MODELS[name]
+    paddle.seed(7)
+    settings = {"use_flash_attention": True, "max_position_embeddings": LENGTH} | options
+    return model_class(
+        config_class(
+            vocab_size=VOCAB,
+            hidden_size=32,
+            intermediate_size=64,
+            num_hidden_layers=LAYERS,
+            num_attention_heads=4,
+            num_key_value_heads=kv_heads,
+            **settings,
+        )
+    )
+
+
+def documents(seed=0):
+    """Five documents, 47 tokens: one packed sequence of LENGTH with a position of padding."""
+    rng = np.random.default_rng(seed)
+    return [
+        sft_document(*(rng.integers(1, VOCAB, n) for n in shape))
+        for shape in ((3, 9), (1, 7), (8, 8), (2, 4), (5, 5))
+    ]
+
+
+def batch(docs, length=LENGTH):
+    packed = pack(docs, length)
+    return {k: paddle.to_tensor(v) for k, v in integration.collate(integration.features(packed)).items()}
+
+
+def loss_and_gradients(model, inputs):
+    loss = model(**inputs)[0]
+    loss.backward()
+    gradients = {name: p.grad.numpy() for name, p in model.named_parameters()}
+    model.clear_gradients()
+    return float(loss), gradients
+
+
+def test_enable_and_disable_leave_no_trace():
+    owners = (functional, PretrainedModel, LlamaAttention, Qwen2Attention)
+    before = [dict(vars(owner)) for owner in owners]
+    integration.enable()
+    assert functional.flashmask_attention is not before[0]["flashmask_attention"]
+    integration.enable("dense")
+    integration.disable()
+    assert [dict(vars(owner)) for owner in owners] == before
+    integration.disable()  # harmless
+
+
+def test_context_manager_nests_and_restores():
+    own = functional.flashmask_attention
+    model, inputs = build(), batch(documents())
+    with integration.enable() as outer:
+        model(**inputs)
+        with integration.enable("dense") as inner:
+            model(**inputs)
+        model(**inputs)
+    assert (outer.calls, inner.calls) == (2 * LAYERS, LAYERS)
+    assert functional.flashmask_attention is own
+
+
+def test_context_manager_restores_after_an_error():
+    own = functional.flashmask_attention
+    with pytest.raises(KeyError), integration.enable():
+        raise KeyError
+    assert functional.flashmask_attention is own
+
+
+def test_mask_bytes_are_linear_or_quadratic():
+    model, inputs = build(), batch(documents())
+    with integration.enable() as skip:
+        model(**inputs)
+    with integration.enable("dense") as dense:
+        model(**inputs)
+    assert (skip.mask_bytes, dense.mask_bytes) == (4 * LENGTH, LENGTH**2)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("visit", ["skip", "dense"])
+def test_packed_documents_equal_separate_ones(name, visit):
+    model = build(name)
+    docs = documents()
+    with integration.enable(visit):
+        packed_loss, packed = loss_and_gradients(model, batch(docs))
+        counts = [int((d.labels >= 0).sum()) for d in docs]
+        parts = [loss_and_gradients(model, batch([d], len(d))) for d in docs]
+    shares = np.array(counts) / sum(counts)
+    np.testing.assert_allclose(
+        packed_loss, sum(s * loss for s, (loss, _) in zip(shares, parts, strict=True)), rtol=1e-5
+    )
+    for key, gradient in packed.items():
+        separate = sum(share * gradients[key] for share, (_, gradients) in zip(shares, parts, strict=True))
+        np.testing.assert_allclose(gradient, separate, rtol=1e-3, atol=1e-6, err_msg=key)
+
+
+@pytest.mark.parametrize("name", MODELS)
+@pytest.mark.parametrize("mode", ["train", "eval"])
+def test_the_mask_reaches_the_operator(name, mode):
+    """Other tokens in the first document must not move a bit of the later ones' logits."""
+    model = build(name)
+    getattr(model, mode)()
+    docs, others = documents(), documents()
+    others[0] = documents(seed=1)[0]
+    with integration.enable() as switch, paddle.no_grad():
+        one, two = (model(**{**batch(d), "labels": None})[0].numpy() for d in (docs, others))
+    assert switch.calls == 2 * LAYERS
+    first = len(docs[0])
+    assert not np.array_equal(one[:, :first], two[:, :first])
+    np.testing.assert_array_equal(one[:, first:], two[:, first:])
+
+
+@pytest.mark.parametrize("granularity", ["full", "full_attn", "core_attn"])
+def test_recomputation_changes_nothing(granularity):
+    inputs = batch(documents())
+    with integration.enable() as switch:
+        plain = loss_and_gradients(build(), inputs)
+        calls, model = switch.calls, build(recompute_granularity=granularity)
+        model.recompute_enable()
+        model.train()
+        again = loss_and_gradients(model, inputs)
+    assert switch.calls - calls > LAYERS, "nothing was recomputed"
+    assert again[0] == plain[0]
+    for key, gradient in again[1].items():
+        np.testing.assert_array_equal(gradient, plain[1][key], err_msg=key)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_run_equals_the_dense_mask_run_bit_for_bit(name):
+    curves, weights = {}, {}
+    for visit in ("skip", "dense"):
+        model = build(name)
+        optimizer = paddle.optimizer.AdamW(1e-2, parameters=model.parameters())
+        curves[visit] = []
+        with integration.enable(visit) as switch:
+            for step in range(4):
+                loss = model(**batch(documents(seed=step)))[0]
+                loss.backward()
+                optimizer.step()
+                optimizer.clear_grad()
+                curves[visit].append(float(loss))
+        assert switch.calls == 4 * LAYERS
+        weights[visit] = {key: value.numpy() for key, value in model.state_dict().items()}
+    assert curves["skip"] == curves["dense"]
+    assert len(set(curves["skip"])) == 4
+    for key, value in weights["skip"].items():
+        np.testing.assert_array_equal(value, weights["dense"][key], err_msg=key)
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_that_would_ignore_the_mask_raises(name):
+    model, inputs = build(name, use_flash_attention=False), batch(documents())
+    unmasked = {k: v for k, v in inputs.items() if k != integration.INDICES}
+    assert float(model(**inputs)[0]) == float(model(**unmasked)[0]), "PaddleNLP has learnt: relax the guard"
+    with integration.enable():
+        with pytest.raises(ValueError, match="use_flash_attention: expected True, got False"):
+            model(**inputs)
+        model(**unmasked)  # nothing to ignore
+        layer = model.sublayers()[
+            [type(x).__name__.endswith("Attention") for x in model.sublayers()].index(True)
+        ]
+        hidden = paddle.randn([1, LENGTH, 32])
+        with pytest.raises(ValueError, match="use_flash_attention"):
+            layer(
+                hidden,
+                inputs["position_ids"],
+                None,
+                None,
+                False,
+                False,
+                attn_mask_startend_row_indices=inputs[integration.INDICES],
+            )
+
+
+@pytest.mark.parametrize(
+    ("setting", "message"),
+    [
+        ({"context_parallel_degree": 2}, "context_parallel_degree: expected 1, got 2"),
+        ({"alibi": True}, "alibi: expected False, got True"),
+    ],
+)
+def test_settings_that_drop_the_mask_or_something_else_raise(setting, message):
+    model, inputs = build(), batch(documents())
+    for key, value in setting.items():
+        setattr(model.config, key, value)
+    with integration.enable(), pytest.raises(ValueError, match=message):
+        model(**inputs)
+
+
+def test_devices_with_kernels_that_ignore_the_mask_raise(monkeypatch):
+    monkeypatch.setattr("paddlenlp.utils.tools.get_env_device", lambda: "npu")
+    with pytest.raises(ValueError, match="attention on npu ignores"):
+        integration.check_model(build())
+
+
+def test_other_model_families_raise():
+    """OPT's forward takes **kwargs and would swallow the indices."""
+    model = OPTForCausalLM(
+        OPTConfig(
+            vocab_size=VOCAB,
+            hidden_size=16,
+            word_embed_proj_dim=16,
+            num_hidden_layers=1,
+            num_attention_heads=2,
+            intermediate_size=16,
+            max_position_embeddings=LENGTH,
+        )
+    )
+    with integration.enable(), pytest.raises(TypeError, match="OPTForCausalLM: expected a model of a family"):
+        model(**batch(documents()))
+
+
+def test_generate_with_indices_raises():
+    inputs = batch(documents())
+    with integration.enable(), pytest.raises(ValueError, match="generate"):
+        build().generate(
+            inputs["input_ids"], attn_mask_startend_row_indices=inputs[integration.INDICES], max_new_tokens=1
+        )
+
+
+def test_generate_without_indices_still_works():
+    prompt = batch(documents())["input_ids"]
+    options = {
+        "attention_mask": paddle.ones_like(prompt),
+        "max_new_tokens": 2,
+        "eos_token_id": 0,
+        "pad_token_id": 0,
+    }
+    model = build().eval()
+    expected, _ = model.generate(prompt, **options)
+    with integration.enable():
+        tokens, _ = model.generate(prompt, **options)
+    np.testing.assert_array_equal(tokens.numpy(), expected.numpy())
+
+
+def test_unknown_version_warns_once(monkeypatch):
+    monkeypatch.setattr("paddlenlp.__version__", "9.9.9")
+    with pytest.warns(UserWarning, match=r"PaddleNLP 9\.9\.9 is not tested"):
+        integration.enable()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        integration.enable()
+
+
+def test_supported_version_does_not_warn():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        integration.enable()
+
+
+def test_unknown_visit_is_refused():
+    with pytest.raises(ValueError, match='visit: expected "skip" or "dense", got \'all\''):
+        integration.enable("all")
