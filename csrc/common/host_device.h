@@ -4,5 +4,5 @@
 #if defined(__CUDACC__)
 #define FLASHMASK_HOST_DEVICE __host__ __device__ __forceinline__
 #else
-#define FLASHMASK_HOST_DEVICE inline
+#define FLASHMASK_HOST_DEVICE inline __attribute__((always_inline))
 #endif
