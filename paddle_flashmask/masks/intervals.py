@@ -7,18 +7,19 @@ over columns mean here what they mean to the kernels.
 The slots
 ---------
 The kernels see two slots per column, lower and upper, and decide about whole tiles from each slot's least and
-greatest bounds over the tile's columns. That works when a slot means the same in neighbouring columns. So
-the slots are chosen by role, by `assign_slots`, as a pure function of what is visible:
+greatest bounds over the tile's columns. That finds masked tiles only if a slot means the same thing in
+neighbouring columns. So `assign_slots` chooses the slots by role, as a pure function of what is visible
+(equal masks have equal slots, however they were made), in the first of these forms that fits:
 
-* masks that are causal, with at most one more interval per column: upper is the causal triangle in every
-  column, as the kernels have it from ``causal=True``; lower is the other interval, and reaches up to row 0
-  where it would touch the triangle anyway (its rows are masked either way, and it then covers more tiles).
-* else, what holds row 0 is upper and what holds the last row is lower, and a wholly masked column fills
-  both slots;
-* an interval that holds neither end and is alone in its column takes the slot of the interval most like it
-  in the nearest column with two; it takes the lower one where no column has two.
+1. Causal, and at most one more interval in each column: upper is the causal triangle, as the kernels have it
+   from ``causal=True``; lower is the other interval. One that touches the triangle reaches up to row 0.
+2. Every interval holds the first or the last row: what holds the first is upper, what holds the last is
+   lower, and a wholly masked column fills both.
+3. Anything else: as in 2; of two intervals the first is upper; one that is alone and holds neither end takes
+   the slot of the interval most like it in the nearest column with two.
 
-Equal masks therefore have equal slots, in whatever way they were made.
+Where a form leaves the bounds free (1 with C = 2, and 3), an empty slot takes what its column masks anyway of
+the rows that the nearest filled one holds: more tiles are then covered by one slot alone.
 """
 
 from __future__ import annotations
@@ -117,58 +118,57 @@ def merge(intervals: list[Interval], limit: int) -> tuple[list[Interval], NDArra
 
 def assign_slots(first: Interval, second: Interval, seqlen_q: int) -> Slots:
     """Choose the slots (see the module's docstring) for at most two intervals per column, from `merge`."""
-    empty = first.where(np.zeros((), np.bool_))
     one, two = first.nonempty, second.nonempty
+    last = Interval(np.where(two, second.start, first.start), np.where(two, second.end, first.end))
+    top, bottom = one & (first.start == 0), one & (last.end == seqlen_q)  # holds row 0, the last row
+    anchored = np.where(two, top & bottom, top | bottom | ~one).all()
+
+    triangle_end = causal_rows(seqlen_q, one.shape[-1])
+    triangle = Interval(np.zeros_like(triangle_end), triangle_end).where(triangle_end > 0)
+    triangle = Interval(*(np.broadcast_to(bound, one.shape) for bound in triangle))
+    below = one & (first.end > triangle_end)  # the first interval has rows below the diagonal
+    in_triangle = (triangle_end == 0) | (top & (first.end >= triangle_end))
+
     if not one.any():
-        return Slots(empty, empty, bounds=0, causal=False)
-
-    triangle_end = causal_rows(seqlen_q, first.start.shape[-1])
-    above = triangle_end > 0
-    in_triangle = ~above | (one & (first.start == 0) & (first.end >= triangle_end))
-    more = one & (first.end > triangle_end)  # rows of the first interval that are below the diagonal
-    single = one & ~two
-    top, bottom = one & (first.start == 0), np.where(two, second.end, first.end) == seqlen_q
-
-    if in_triangle.all() and not (more & two).any():
-        lower = Interval(np.where(two, second.start, first.start), np.where(two, second.end, first.end))
-        lower = lower.where(two | more)
-        triangle = Interval(np.zeros_like(triangle_end), triangle_end).where(above)
-        upper = Interval(*(np.broadcast_to(bound, first.start.shape) for bound in triangle))
-        if not lower.nonempty.any():
-            return Slots(lower, upper, bounds=0, causal=True)
+        return Slots(first, second, bounds=0, causal=False)
+    if in_triangle.all() and not (below & two).any():
+        lower = last.where(two | below)
         if (bottom | ~lower.nonempty).all():
-            return Slots(lower, upper, bounds=1, causal=True)
-        if not ((top | ~two) & (bottom | ~two) & (top | bottom | ~one)).all():
-            return Slots(lower, upper, bounds=2, causal=True)
+            return Slots(lower, triangle, bounds=int(lower.nonempty.any()), causal=True)
+        if not anchored:
+            return Slots(_fill(lower, first), triangle, bounds=2, causal=True)
+    if anchored:
+        return Slots(last.where(bottom), first.where(top), bounds=2, causal=False)
+    middle = one & ~two & ~top & ~bottom
+    like_first = middle & _like_first_of_two(first, second)
+    lower = last.where(two | bottom | (middle & ~like_first))
+    upper = first.where(two | top | like_first)
+    return Slots(_fill(lower, first), _fill(upper, first), bounds=4, causal=False)
 
-    middle = single & ~top & ~bottom
-    to_upper = two | top
-    if middle.any():
-        to_upper |= middle & _like_first_of_two(first, second)
-    lower = Interval(np.where(two, second.start, first.start), np.where(two, second.end, first.end))
-    lower = lower.where(two | (single & (bottom | ~to_upper)))
-    upper = first.where(to_upper)
-    anchored = ~lower.nonempty | (lower.end == seqlen_q)
-    anchored &= ~upper.nonempty | (upper.start == 0)
-    return Slots(lower, upper, bounds=2 if anchored.all() else 4, causal=False)
+
+def _fill(slot: Interval, single: Interval) -> Interval:
+    """The slot, and where it is empty what the nearest column with it filled shares with ``single`` here."""
+    shared = _at_nearest(slot.nonempty, slot).intersect(single)
+    return Interval(*(np.where(slot.nonempty, *bounds) for bounds in zip(slot, shared, strict=True)))
 
 
 def _like_first_of_two(first: Interval, second: Interval) -> NDArray[np.bool_]:
     """Whether a first interval is more like the first than the second of the nearest column with two."""
-    two = second.nonempty
-    columns = np.arange(two.shape[-1])
-    far = 4 * columns.size
-    left = np.maximum.accumulate(np.where(two, columns, -far), axis=-1)
-    right = np.minimum.accumulate(np.where(two, columns, far)[..., ::-1], axis=-1)[..., ::-1]
+
+    def distance(interval: Interval) -> NDArray[np.int64]:
+        like = _at_nearest(second.nonempty, interval)
+        start, end = (a.astype(np.int64) - b for a, b in zip(like, first, strict=True))
+        return np.abs(start) + np.abs(end)
+
+    return distance(first) <= distance(second)
+
+
+def _at_nearest(where: NDArray[np.bool_], interval: Interval) -> Interval:
+    """The interval of the nearest column where the condition holds, left before right, else of column 0."""
+    columns = np.arange(where.shape[-1])
+    far = 3 * columns.size
+    left = np.maximum.accumulate(np.where(where, columns, -far), axis=-1)
+    right = np.minimum.accumulate(np.where(where, columns, far)[..., ::-1], axis=-1)[..., ::-1]
     nearest = np.where(columns - left <= right - columns, left, right)
-    exists = two.any(axis=-1, keepdims=True)
-    nearest = np.where(exists, nearest, 0)
-
-    def distance(like: Interval) -> NDArray[np.int64]:
-        gaps = (
-            np.take_along_axis(a, nearest, axis=-1).astype(np.int64) - b
-            for a, b in zip(like, first, strict=True)
-        )
-        return np.abs(next(gaps)) + np.abs(next(gaps))
-
-    return exists & (distance(first) <= distance(second))
+    nearest[~where.any(axis=-1)] = 0
+    return Interval(*(np.take_along_axis(bound, nearest, axis=-1) for bound in interval))
