@@ -7,6 +7,7 @@ import math
 import paddle
 from paddle import Tensor, nn
 
+from paddle_flashmask._checks import same_size
 from paddle_flashmask.functional import attention
 from paddle_flashmask.masks import ColumnMask
 
@@ -167,13 +168,8 @@ def apply_rotary(q: Tensor, k: Tensor, position_ids: Tensor, base: float = 10000
     if position_ids.dtype not in (paddle.int32, paddle.int64):
         raise TypeError(f"position_ids: expected int32 or int64, got {position_ids.dtype}")
     batch, seqlen, _, head_dim = q.shape
-    unknown = -1  # a size while a program is traced
     shape = [1, *position_ids.shape] if position_ids.ndim == 1 else list(position_ids.shape)
-    if (
-        len(shape) != 2
-        or (shape[0] not in (1, batch, unknown) and batch != unknown)
-        or (shape[1] not in (seqlen, unknown) and seqlen != unknown)
-    ):
+    if len(shape) != 2 or not ((shape[0] == 1 or same_size(shape[0], batch)) and same_size(shape[1], seqlen)):
         expected = f"[{batch}, {seqlen}], [1, {seqlen}] or [{seqlen}]"
         raise ValueError(f"position_ids: expected shape {expected}, got {list(position_ids.shape)}")
     with paddle.amp.auto_cast(enable=False):  # a position above 2048 is no longer itself in float16

@@ -1,0 +1,169 @@
+"""``python -m paddle_flashmask info`` and ``show``: what would run, and what a mask looks like."""
+
+from __future__ import annotations
+
+import argparse
+import os
+import platform
+import sys
+from collections.abc import Sequence
+
+import numpy as np
+
+import paddle_flashmask
+from paddle_flashmask.masks import registry
+
+DTYPES = ("float16", "bfloat16", "float32", "float64")
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Runs one command; returns the exit status: 0, 1 if nothing can run, 2 for bad arguments."""
+    parser = argparse.ArgumentParser(prog="python -m paddle_flashmask", description=__doc__)
+    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+
+    info_parser = commands.add_parser("info", help="versions, devices, built kernels, and which would run")
+    info_parser.add_argument(
+        "--shape",
+        type=_shape,
+        metavar="B,Sq,Sk,Hq,Hk,D[,Dv]",
+        help="say which kernel would run for these sizes",
+    )
+    info_parser.add_argument("--dtype", choices=DTYPES, default="float32", help="default: %(default)s")
+    info_parser.add_argument("--device", choices=("cpu", "gpu"), help="default: Paddle's current one")
+    info_parser.set_defaults(run=lambda options: info(options.shape, options.dtype, options.device))
+
+    show_parser = commands.add_parser(
+        "show", help="draw a named mask and say what it costs (no Paddle needed)"
+    )
+    show_parser.add_argument("mask", nargs="?", metavar="MASK", help="a name; without one, lists the names")
+    show_parser.add_argument("--seqlen", type=int, default=256, metavar="N", help="default: %(default)s")
+    show_parser.add_argument("--seed", type=int, default=0, help="of the random data; default: %(default)s")
+    show_parser.add_argument(
+        "--cells", type=int, default=32, help="at most so many along a side; default: %(default)s"
+    )
+    show_parser.set_defaults(
+        run=lambda options: show(options.mask, options.seqlen, options.seed, options.cells)
+    )
+
+    options = parser.parse_args(arguments)
+    try:
+        status: int = options.run(options)
+    except ValueError as error:
+        parser.error(str(error))
+    return status
+
+
+def show(name: str | None, seqlen: int, seed: int, cells: int) -> int:
+    """Prints a named mask's drawing, sparsity and memory, or the list of names."""
+    if name is None:
+        width = max(map(len, registry.names()))
+        for entry in registry.REGISTRY.values():
+            print(f"{entry.name:<{width}}  row i sees column j iff {entry.rule}")
+        return 0
+    mask = registry.make(name, seqlen, seed)
+    indices, causal = mask.to_startend_row_indices()
+    mask.show(max_cells=cells)
+    dense = seqlen * seqlen
+    _print_table(
+        {
+            "mask": f"{name}: row i sees column j iff {registry.REGISTRY[name].rule}",
+            "form": repr(mask),
+            "visible": f"{mask.visible_area():,} of {dense:,} elements",
+            "block sparsity": f"{mask.block_sparsity():.3f} of all 128x128 tiles are skipped",
+            "mask memory": f"{0 if indices is None else indices.nbytes:,} bytes"
+            + (" (causal alone says it)" if indices is None and causal else ""),
+            "dense mask": f"{dense:,} bytes as booleans, {2 * dense:,} as a bfloat16 bias",
+        }
+    )
+    return 0
+
+
+def info(shape: tuple[int, ...] | None, dtype: str, device: str | None) -> int:
+    """Prints versions, devices and kernels; with a shape, also the kernel that would run and why."""
+    lines = {
+        "paddle_flashmask": f"{paddle_flashmask.__version__} at {os.path.dirname(paddle_flashmask.__file__)}",
+        "python": f"{platform.python_version()} on {platform.platform()}",
+        "numpy": np.__version__,
+    }
+    try:
+        import paddle
+    except ImportError as error:
+        _print_table({**lines, "paddle": f"cannot be imported: {error}"})
+        print("\nMasks work without Paddle; attention needs it: pip install paddlepaddle")
+        return 1
+    cuda = f"CUDA {paddle.version.cuda()}" if paddle.is_compiled_with_cuda() else "CPU build"
+    lines["paddle"] = f"{paddle.__version__} ({cuda})"
+    gpus = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
+    names = [f"gpu:{i} {paddle.device.cuda.get_device_name(i)}" for i in range(gpus)]
+    lines["devices"] = ", ".join([f"cpu ({os.cpu_count()} threads)", *names])
+    problem = _load_problem()
+    lines["operators"] = "built and loaded" if problem is None else "NOT AVAILABLE"
+    if problem is None:
+        lines["kernels"] = f"cpu: {', '.join(DTYPES)}; any head dims"
+    _print_table(lines)
+    if problem is not None:
+        print(f"\n{problem}")
+        return 1
+    if shape is None:
+        return 0
+    device = device or paddle.device.get_device().partition(":")[0]
+    kernel, reason = choose_kernel(shape, dtype, device)
+    sizes = ", ".join(
+        f"{n}={size}" for n, size in zip(("B", "Sq", "Sk", "Hq", "Hk", "D", "Dv"), shape, strict=True)
+    )
+    print(f"\n{sizes}, {dtype} on {device}: {kernel or 'NO KERNEL'} ({reason})")
+    return 0 if kernel else 1
+
+
+def choose_kernel(shape: tuple[int, ...], dtype: str, device: str) -> tuple[str | None, str]:
+    """The kernel that the operator takes, or None, and why.
+
+    Args:
+        shape: B, Sq, Sk, Hq, Hk, D, Dv.
+        dtype: of q, k and v.
+        device: "cpu" or "gpu".
+    """
+    if device != "cpu":
+        return None, "this package has no CUDA kernels yet; move the tensors to the CPU"
+    batch, seqlen_q, seqlen_k, heads_q, *_ = shape
+    if 0 in (batch, seqlen_q, heads_q):
+        return "none needed", "there is no query row: the result is empty"
+    if seqlen_k == 0:
+        return "cpu", "there is no key: zeros, and lse -inf"
+    accumulator = "float64" if dtype == "float64" else "float32"
+    return "cpu", f"tensors on a CPU; sums in {accumulator}"
+
+
+def _load_problem() -> str | None:
+    """Why the operators cannot be loaded, with what to do about it; None if they can."""
+    try:
+        paddle_flashmask.load_operators()
+    except (ImportError, OSError, RuntimeError) as error:
+        return str(error)
+    return None
+
+
+def _shape(text: str) -> tuple[int, ...]:
+    """B, Sq, Sk, Hq, Hk, D, Dv from the text of --shape."""
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        raise argparse.ArgumentTypeError(f"expected integers B,Sq,Sk,Hq,Hk,D[,Dv], got {text}") from None
+    if len(sizes) not in (6, 7) or min(sizes) < 0:
+        raise argparse.ArgumentTypeError(f"expected 6 or 7 sizes B,Sq,Sk,Hq,Hk,D[,Dv], got {text}")
+    heads_q, heads_k = sizes[3:5]
+    if min(sizes[3:]) == 0 or heads_q % heads_k != 0:
+        raise argparse.ArgumentTypeError(
+            f"expected heads and dims above 0 and Hk a divisor of Hq, got {text}"
+        )
+    return tuple(sizes) if len(sizes) == 7 else (*sizes, sizes[5])
+
+
+def _print_table(lines: dict[str, str]) -> None:
+    width = max(map(len, lines))
+    for name, value in lines.items():
+        print(f"{name:<{width}}  {value}")
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,128 @@
+"""``python -m paddle_flashmask``: what it prints, and that ``show`` works without Paddle."""
+
+import subprocess
+import sys
+
+import pytest
+
+import paddle_flashmask
+from paddle_flashmask import __main__ as cli
+from paddle_flashmask.masks import registry
+
+
+def run(capsys, *arguments):
+    """Exit status and output of one call."""
+    status = cli.main(arguments)
+    return status, capsys.readouterr().out
+
+
+@pytest.mark.parametrize("name", registry.names())
+def test_show_every_mask(capsys, name):
+    status, out = run(capsys, "show", name, "--seqlen", "100", "--cells", "10")
+    assert status == 0
+    drawing = out.splitlines()[:10]
+    assert all(set(line) <= set("#+. ") and len(line) == 19 for line in drawing)
+    mask = registry.make(name, 100)
+    assert repr(mask) in out
+    assert f"visible         {mask.visible_area():,} of 10,000 elements" in out
+    assert "dense mask      10,000 bytes as booleans, 20,000 as a bfloat16 bias" in out
+
+
+def test_show_counts_the_bytes_of_the_indices(capsys):
+    assert "mask memory     0 bytes (causal alone says it)" in run(capsys, "show", "causal")[1]
+    _, out = run(capsys, "show", "causal_document", "--seqlen", "1000")
+    assert "mask memory     4,000 bytes\n" in out  # one int32 per column
+    _, out = run(capsys, "show", "global_sliding_window", "--seqlen", "1000")
+    assert "mask memory     16,000 bytes\n" in out
+
+
+def test_show_depends_on_the_seed(capsys):
+    first, second, again = (run(capsys, "show", "document", "--seed", seed)[1] for seed in ("1", "2", "1"))
+    assert first == again != second
+
+
+def test_show_lists_the_names(capsys):
+    status, out = run(capsys, "show")
+    assert status == 0
+    assert [line.split()[0] for line in out.splitlines()] == registry.names()
+
+
+def test_show_needs_no_paddle():
+    code = (
+        "import sys; sys.modules['paddle'] = None; from paddle_flashmask.__main__ import main; "
+        "sys.exit(main(['show', 'causal', '--seqlen', '8']))"
+    )
+    result = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert result.stdout.startswith("# . . .")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("show", "cuasal"), "expected one of full, causal,"),
+        (("show", "causal", "--seqlen", "-1"), "seqlen: expected"),
+        (("show", "causal", "--seqlen", "many"), "invalid int value: 'many'"),
+        (("info", "--shape", "1,2,3"), "expected 6 or 7 sizes"),
+        (("info", "--shape", "1,2,3,4,x,6"), "expected integers"),
+        (("info", "--shape", "1,2,3,4,3,6"), "Hk a divisor of Hq"),
+        (("info", "--dtype", "int8"), "invalid choice: 'int8'"),
+        ((), "the following arguments are required: COMMAND"),
+    ],
+)
+def test_bad_arguments(capsys, arguments, message):
+    with pytest.raises(SystemExit) as exit_info:
+        cli.main(arguments)
+    assert exit_info.value.code == 2
+    assert message in capsys.readouterr().err
+
+
+def test_info(capsys):
+    paddle = pytest.importorskip("paddle")
+    status, out = run(capsys, "info")
+    assert status == 0
+    assert paddle_flashmask.__version__ in out
+    assert paddle.__version__ in out
+    assert "operators         built and loaded" in out
+    assert "kernels           cpu:" in out
+
+
+@pytest.mark.parametrize(
+    ("shape", "device", "status", "line"),
+    [
+        (
+            "1,4096,4096,8,2,64",
+            "cpu",
+            0,
+            "D=64, Dv=64, bfloat16 on cpu: cpu (tensors on a CPU; sums in float32)",
+        ),
+        ("1,5,0,8,8,64,32", "cpu", 0, "Dv=32, bfloat16 on cpu: cpu (there is no key: zeros, and lse -inf)"),
+        ("1,0,7,8,8,64", "cpu", 0, "none needed (there is no query row"),
+        ("1,64,64,8,8,64", "gpu", 1, "bfloat16 on gpu: NO KERNEL (this package has no CUDA kernels yet"),
+    ],
+)
+def test_info_says_which_kernel_would_run(capsys, shape, device, status, line):
+    pytest.importorskip("paddle")
+    actual, out = run(capsys, "info", "--shape", shape, "--dtype", "bfloat16", "--device", device)
+    assert actual == status
+    assert line in out
+
+
+def test_info_without_operators_says_how_to_build_them(capsys, monkeypatch):
+    pytest.importorskip("paddle")
+
+    def not_built():
+        raise ImportError("paddle_flashmask's operators are not built; run pip install")
+
+    monkeypatch.setattr(paddle_flashmask, "load_operators", not_built)
+    status, out = run(capsys, "info", "--shape", "1,2,3,4,2,64")
+    assert status == 1
+    assert "operators         NOT AVAILABLE" in out
+    assert "operators are not built; run pip install" in out
+
+
+def test_info_without_paddle(capsys, monkeypatch):
+    monkeypatch.setitem(sys.modules, "paddle", None)
+    status, out = run(capsys, "info")
+    assert status == 1
+    assert "paddle            cannot be imported" in out
+    assert "pip install paddlepaddle" in out
