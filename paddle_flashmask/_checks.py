@@ -11,10 +11,10 @@ import numpy as np
 import paddle
 from paddle.base import core, framework
 
-_TENSORS: tuple[type, ...] = tuple(
+_TENSORS: Any = tuple(
     kind
-    for kind in (core.eager.Tensor, framework.Variable, getattr(getattr(paddle, "pir", None), "Value",
-    None)) if kind is not None
+    for kind in (core.eager.Tensor, framework.Variable, getattr(getattr(paddle, "pir", None), "Value", None))
+    if kind is not None
 )
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
@@ -27,8 +27,7 @@ def fail(error: type[Exception], name: str, expected: str, got: object) -> NoRet
 
 def dtype_name(tensor: paddle.Tensor) -> str:
     """``"float32"`` and the like, whatever kind of dtype object this Paddle and this mode use."""
-    return str(tensor.dtype).rsplit(".", 1)[-1].lower().replace("fp16", "float16").replace("fp32",
-    "float32")
+    return str(tensor.dtype).rsplit(".", 1)[-1].lower().replace("fp16", "float16").replace("fp32", "float32")
 
 
 def same_size(a: int, b: int) -> bool:
@@ -87,8 +86,8 @@ def check_qkv(names: tuple[str, str, str], q: Any, k: Any, v: Any) -> None:
     ):
         if not all(same_size(tensor.shape[axis], of.shape[axis]) for axis in axes):
             what = ", ".join(("batch", "length", "heads", "head dim")[axis] for axis in axes)
-            fail(ValueError, name, f"the {what} of {of_name} {list(of.shape)}", f"shape
-            {list(tensor.shape)}")
+            expected = f"the {what} of {of_name} {list(of.shape)}"
+            fail(ValueError, name, expected, f"shape {list(tensor.shape)}")
     heads_q, heads_k = q.shape[2], k.shape[2]
     if heads_q > 0 and heads_k > 0 and heads_q % heads_k != 0:
         fail(ValueError, name_k, f"a number of heads that divides the {heads_q} of {name_q}", heads_k)

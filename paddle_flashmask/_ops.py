@@ -1,12 +1,10 @@
-"""The compiled operators: loading them, and the one call into them that works eagerly and under
-``to_static``."""
+"""The compiled operators: loading them, and the one call into them, eager and traced."""
 
 from __future__ import annotations
 
-import ctypes
 import functools
-import importlib.util
 import struct
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Literal, get_args
 
@@ -28,27 +26,15 @@ def paddle_build() -> str:
 
 
 def _check_build() -> None:
-    try:
-        from paddle_flashmask import _build_info
-    except ImportError:
-        _build_info = None
-    if _build_info is None or not _LIBRARY.exists():
+    if not _LIBRARY.exists():
         raise ImportError(f"paddle_flashmask's operators are not built: no {_LIBRARY}; run {_REBUILD}")
+    from paddle_flashmask import _build_info
+
     if paddle_build() != _build_info.PADDLE_BUILD:
         raise ImportError(
             f"paddle_flashmask was built against Paddle {_build_info.PADDLE_BUILD}, but this is Paddle "
             f"{paddle_build()}; run {_REBUILD}"
         )
-
-
-def _preload_openblas() -> None:
-    """Loads PyPI's OpenBLAS, which ``_C.so`` needs by its file name alone and finds because it is
-    loaded."""
-    spec = importlib.util.find_spec("scipy_openblas32")
-    if spec is None or spec.origin is None:
-        raise ImportError("paddle_flashmask needs OpenBLAS; run pip install scipy-openblas32")
-    (library,) = (Path(spec.origin).parent / "lib").glob("libscipy_openblas*.so")
-    ctypes.CDLL(str(library))
 
 
 @functools.cache
@@ -63,7 +49,6 @@ def load_operators() -> None:
         ImportError: the operators are not built, or were built against another Paddle.
     """
     _check_build()
-    _preload_openblas()
     from paddle.utils.cpp_extension import load_op_meta_info_and_register_op
 
     load_op_meta_info_and_register_op(str(_LIBRARY))
@@ -123,23 +108,23 @@ def flashmask(
     }
     if paddle.in_dynamic_mode():
         return tuple(core.eager._run_custom_op("flashmask", *inputs, *attributes.values()))
-    if _in_pir_mode():
+    if in_pir_mode():
         return tuple(paddle._C_ops._run_custom_op("flashmask", *inputs, *attributes.values()))
-    return _append_op(inputs, attributes)
+    return _append_op(q, inputs, attributes)
 
 
-def _in_pir_mode() -> bool:
+def in_pir_mode() -> bool:
+    """Whether a program of Paddle 3 is being traced."""
     return hasattr(framework, "in_pir_mode") and framework.in_pir_mode()
 
 
 def _append_op(
-    inputs: tuple[paddle.Tensor | None, ...], attributes: dict[str, bool | int]
+    q: paddle.Tensor, inputs: Sequence[paddle.Tensor | None], attributes: dict[str, bool | int]
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
     """The call in a program of Paddle 2.6, whose ``_run_custom_op`` cannot be traced."""
     from paddle.base.layer_helper import LayerHelper
 
     names = ("Q", "K", "V", "StartendRowIndices@OPTIONAL", "DenseMask@OPTIONAL", "SeedOffset@OPTIONAL")
-    q = inputs[0]
     helper = LayerHelper("flashmask")
     out = helper.create_variable_for_type_inference(q.dtype)
     lse = helper.create_variable_for_type_inference(

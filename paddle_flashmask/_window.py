@@ -137,6 +137,6 @@ def _refuse(too_many: paddle.Tensor) -> None:
     elif bool(paddle.any(too_many)):
         column = paddle.nonzero(too_many)[0].tolist()[2]
         raise ValueError(
-            "window_size: expected a window that leaves at most two intervals of masked rows in each column of "
-            f"startend_row_indices, got more in column {column}"
+            "window_size: expected a window that leaves at most two intervals of masked rows in each column "
+            f"of startend_row_indices, got more in column {column}"
         )

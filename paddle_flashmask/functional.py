@@ -1,5 +1,4 @@
-"""The two attention calls: ``attention``, and ``flashmask_attention`` with the signature of Paddle's
-function.
+"""The two attention calls: ``attention``, and ``flashmask_attention`` with Paddle's signature.
 
 (The module is not called ``attention``: importing a submodule of that name would replace the function in
 the package.)
@@ -7,11 +6,11 @@ the package.)
 
 from __future__ import annotations
 
-import weakref
-from typing import Any, Literal, NamedTuple, overload
+from typing import Any, Literal, overload
 
 import numpy as np
 import paddle
+from paddle.autograd import PyLayer
 from paddle.base import core, framework
 
 from paddle_flashmask import _ops
@@ -24,9 +23,15 @@ from paddle_flashmask._checks import (
     check_tensor,
     dtype_name,
     fail,
+    same_size,
 )
 from paddle_flashmask._window import combine_window, parse_window
 from paddle_flashmask.masks import ColumnMask
+
+try:  # Paddle 3
+    from paddle.jit.marker import unified as traced_as_written
+except ImportError:  # Paddle 2.6
+    from paddle.jit import not_to_static as traced_as_written
 
 __all__ = ["attention", "flashmask_attention"]
 
@@ -65,6 +70,7 @@ def attention(
 ) -> tuple[paddle.Tensor, paddle.Tensor]: ...
 
 
+@traced_as_written
 def attention(
     q: paddle.Tensor,
     k: paddle.Tensor,
@@ -145,6 +151,7 @@ def attention(
     return (out, lse) if return_lse else out
 
 
+@traced_as_written
 def flashmask_attention(
     query: paddle.Tensor,
     key: paddle.Tensor,
@@ -163,8 +170,7 @@ def flashmask_attention(
     softmax_scale: float | None = None,
     block_mask: paddle.Tensor | None = None,
 ) -> Any:
-    """``paddle.nn.functional.flashmask_attention`` of Paddle 3.3.1, on any device this package has kernels
-    for.
+    """``paddle.nn.functional.flashmask_attention`` of Paddle 3.3.1, wherever this package has kernels.
 
     Shapes and indices are those of ``attention``. It differs from Paddle's only so: lse is ``[B, Hq, Sq]``
     and -inf on rows that see no key; ``window_size`` together with indices masks what either masks;
@@ -257,7 +263,8 @@ def _attend(
     """Checked arguments in; casts for AMP, answers for empty inputs, the operator for all others."""
     q, k, v = _amp_cast(q, k, v)
     if 0 in q.shape or 0 in k.shape:
-        return _attend_empty(q, k, v)
+        attend = _AttendEmpty.apply if paddle.in_dynamic_mode() else _AttendEmpty.results
+        return attend(q, k, v)
     return _ops.flashmask(
         q,
         k,
@@ -271,39 +278,40 @@ def _attend(
     )
 
 
-def _attend_empty(
-    q: paddle.Tensor, k: paddle.Tensor, v: paddle.Tensor
-) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """No sample, no row, or no key: nothing for a kernel to do, but out and lse still have shapes and
-    gradients."""
-    batch, seqlen_q, heads_q, _ = q.shape
-    out = paddle.zeros([batch, seqlen_q, heads_q, v.shape[3]], dtype=q.dtype)
-    lse_dtype = "float64" if dtype_name(q) == "float64" else "float32"
-    lse = paddle.full([batch, heads_q, seqlen_q], float("-inf"), dtype=lse_dtype)
-    # Sums over nothing: they add zero, and give every input a zero gradient.
-    nothing = sum(tensor.flatten()[:0].sum() for tensor in (q, k, v))
-    return out + nothing, lse + nothing.astype(lse_dtype)
+class _AttendEmpty(PyLayer):
+    """No sample, row or key, so nothing for a kernel to do; but out and lse have shapes, and gradients."""
+
+    @staticmethod
+    def results(q: paddle.Tensor, k: paddle.Tensor, v: paddle.Tensor) -> tuple[paddle.Tensor, paddle.Tensor]:
+        batch, seqlen_q, heads_q, _ = q.shape
+        out = paddle.zeros([batch, seqlen_q, heads_q, v.shape[3]], dtype=q.dtype)
+        lse_dtype = "float64" if dtype_name(q) == "float64" else "float32"
+        return out, paddle.full([batch, heads_q, seqlen_q], float("-inf"), dtype=lse_dtype)
+
+    @staticmethod
+    def forward(
+        ctx: Any, q: paddle.Tensor, k: paddle.Tensor, v: paddle.Tensor
+    ) -> tuple[paddle.Tensor, paddle.Tensor]:
+        ctx.inputs = [(tensor.shape, tensor.dtype) for tensor in (q, k, v) if not tensor.stop_gradient]
+        return _AttendEmpty.results(q, k, v)
+
+    @staticmethod
+    def backward(ctx: Any, dout: paddle.Tensor, dlse: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
+        return tuple(paddle.zeros(shape, dtype=dtype) for shape, dtype in ctx.inputs)
 
 
-class _AmpState(NamedTuple):
-    active: bool
-    dtype: str
-
-
-def _amp_state() -> _AmpState:
-    """Whether auto_cast is on at O1 or O2, where attention belongs to the operators of low precision."""
-    pir = hasattr(framework, "in_pir_mode") and framework.in_pir_mode()
-    state = core._get_amp_attrs() if pir else framework._dygraph_tracer()
-    if state is None:
-        return _AmpState(False, "float32")
-    return _AmpState(state._amp_level in (core.AmpLevel.O1, core.AmpLevel.O2), state._amp_dtype)
+def _amp_dtype() -> str | None:
+    """The dtype of auto_cast at O1 or O2, where attention belongs to the operators of low precision."""
+    state = core._get_amp_attrs() if _ops.in_pir_mode() else framework._dygraph_tracer()
+    if state is None or state._amp_level not in (core.AmpLevel.O1, core.AmpLevel.O2):
+        return None
+    return state._amp_dtype
 
 
 def _amp_cast(*tensors: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
-    """Paddle casts by its lists of operators, which a custom operator cannot join; float64 stays, as
-    there."""
-    active, dtype = _amp_state()
-    if not active:
+    """Paddle casts by its lists of operators, which a custom one cannot join; float64 stays, as there."""
+    dtype = _amp_dtype()
+    if dtype is None:
         return tensors
     return tuple(
         tensor if dtype_name(tensor) in ("float64", dtype) else tensor.astype(dtype) for tensor in tensors
@@ -362,55 +370,30 @@ def _check_mask(mask: Any, q: paddle.Tensor, k: paddle.Tensor) -> None:
     if not isinstance(mask, ColumnMask):
         hint = "; a tensor goes to startend_row_indices" if hasattr(mask, "shape") else ""
         fail(TypeError, "mask", "a paddle_flashmask.masks.ColumnMask", type(mask).__name__ + hint)
-    for what, length, name, tensor in (
-        ("rows", mask.seqlen_q, "q", q),
-        ("columns", mask.seqlen_k, "k", k),
-    ):
-        if tensor.shape[1] != length:
-            # -1 too: a mask is a constant of one length.
-            fail(ValueError, "mask", f"{what} for the length of {name}, {tensor.shape[1]}", length)
-
-
-class _MaskForm(NamedTuple):
-    """A mask as the operator takes it, made once per mask."""
-
-    indices: np.ndarray | None  # int32 [Bm, Hm, Sk, C]
-    causal: bool
-    tensors: dict[str, paddle.Tensor]  # by place
-
-
-_mask_forms: dict[int, tuple[weakref.ref[ColumnMask], _MaskForm]] = {}
-
-
-def _mask_form(mask: ColumnMask) -> _MaskForm:
-    entry = _mask_forms.get(id(mask))
-    if entry is None or entry[0]() is not mask:
-        key = id(mask)
-        entry = (
-            weakref.ref(mask, lambda _: _mask_forms.pop(key, None)),
-            _MaskForm(*mask.to_startend_row_indices(), {}),
-        )
-        _mask_forms[key] = entry
-    return entry[1]
+    for what, length, name, tensor in (("rows", mask.seqlen_q, "q", q), ("columns", mask.seqlen_k, "k", k)):
+        if tensor.shape[1] != length:  # -1 fits no mask: it is a constant of one length
+            fail(ValueError, "mask", f"{tensor.shape[1]} {what}, the length of {name}", length)
+    if mask.batch != 1 and not same_size(mask.batch, q.shape[0]):
+        fail(ValueError, "mask", f"a batch of 1 or that of q, {q.shape[0]}", mask.batch)
+    if mask.heads not in (1, k.shape[2], q.shape[2]):
+        fail(ValueError, "mask", f"1 head, or those of k, {k.shape[2]}, or of q, {q.shape[2]}", mask.heads)
 
 
 def _mask_tensor(mask: ColumnMask, q: paddle.Tensor) -> tuple[paddle.Tensor | None, bool]:
-    """The mask's indices where q is (one tensor per place), or as a constant of the traced program; and
-    causal."""
-    form = _mask_form(mask)
-    if form.indices is None:
-        return None, form.causal
-    if not paddle.in_dynamic_mode():
-        return _constant(form.indices), form.causal
-    place = str(q.place)
-    if place not in form.tensors:
-        form.tensors[place] = paddle.to_tensor(form.indices, dtype="int32", place=q.place)
-    return form.tensors[place], form.causal
+    """The mask's indices where q is, one tensor per place, or as a constant of the traced program; causal."""
+    traced = not paddle.in_dynamic_mode()
+
+    def make() -> tuple[paddle.Tensor | None, bool]:
+        indices, causal = mask.to_startend_row_indices()
+        if indices is None:
+            return None, causal
+        return _constant(indices) if traced else paddle.to_tensor(indices, place=q.place), causal
+
+    return make() if traced else mask.cached(("startend_row_indices", str(q.place)), make)
 
 
 def _constant(indices: np.ndarray) -> paddle.Tensor:
-    """An array as a constant of the traced program, in pieces: Paddle 2.6 takes at most 2**20 values at
-    once."""
+    """An array as a constant of the traced program; in pieces, since Paddle 2.6 takes 2**20 values each."""
     flat = indices.reshape(-1)
     pieces = [paddle.assign(flat[start : start + 2**20]) for start in range(0, flat.size, 2**20)]
     return paddle.concat(pieces).reshape(list(indices.shape))
