@@ -1,8 +1,8 @@
 """The kernels' C interface (csrc/include/flashmask) from Python, on NumPy arrays: for tests and benchmarks.
 
 Arrays are ``q [B, Sq, Hq, D]``, ``k [B, Sk, Hk, D]``, ``v [B, Sk, Hk, Dv]``, of any strides whose last is one
-element; bfloat16, which NumPy lacks, travels as uint16 with ``dtype="bfloat16"``. Nothing is checked beyond what
-would crash: the callers are tests.
+element; bfloat16, which NumPy lacks, travels as uint16 with ``dtype="bfloat16"``. Nothing is checked beyond
+what would crash: the callers are tests.
 """
 
 from __future__ import annotations
@@ -190,7 +190,7 @@ class Kernels:
         out: np.ndarray | None = None,
         lse: np.ndarray | None = None,
     ) -> tuple[np.ndarray, np.ndarray]:
-        """Run the forward pass; return ``o [B, Sq, Hq, Dv]`` and ``lse [B, Hq, Sq]``, into given arrays if any."""
+        """Run the forward pass into ``out`` and ``lse``, or new arrays; return both."""
         dtype = options.dtype or q.dtype.name
         shape = _shape(q, k, v)
         if out is None:
