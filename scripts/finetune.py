@@ -23,10 +23,12 @@ import warnings
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
+from random import Random
 from statistics import median
 from typing import Any
 
-warnings.filterwarnings("ignore", module="paddle.*|datasets.*")
+# PaddleNLP and what it imports set off several, none about this script.
+warnings.filterwarnings("ignore", module="paddle.*|datasets.*|_distutils_hack.*")
 
 import paddle  # noqa: E402
 from paddlenlp.trainer import (  # noqa: E402
@@ -98,17 +100,16 @@ def documented(parent: ast.AST, name: str) -> Iterator[tuple[str, str]]:
 
 
 def load_data(
-    tokenizer: ByteTokenizer, max_length: int, num_eval: int
+    tokenizer: ByteTokenizer, max_length: int, num_eval: int, seed: int
 ) -> tuple[PackedSequences, PackedSequences]:
-    """The packed training and evaluation documents; the latter are spread evenly over the library."""
+    """The packed training and evaluation documents, shuffled by the seed."""
     documents = [
         sft_document(tokenizer.encode(question), [*tokenizer.encode(answer), tokenizer.eos_token_id])
         for question, answer in standard_library_samples()
     ]
-    held_out = set(range(0, len(documents), max(1, len(documents) // num_eval))[:num_eval])
+    Random(seed).shuffle(documents)
     parts = []
-    for name, chosen in (("training", False), ("evaluation", True)):
-        part = [document for i, document in enumerate(documents) if (i in held_out) == chosen]
+    for name, part in (("training", documents[num_eval:]), ("evaluation", documents[:num_eval])):
         packed = pack(part, max_length, pad_token_id=tokenizer.pad_token_id)
         print(
             f"{name}: {len(part) - len(packed.skipped)} documents, {packed.num_tokens:,} tokens in "
@@ -350,7 +351,9 @@ def main(arguments: list[str] | None = None) -> int:
     logger.set_level("ERROR")
     _, data_args, args = parse(settings)
     directory = prepare_output(settings)
-    train_set, eval_set = load_data(ByteTokenizer(), args.max_seq_length, data_args.num_eval_documents)
+    train_set, eval_set = load_data(
+        ByteTokenizer(), args.max_seq_length, data_args.num_eval_documents, args.seed
+    )
     results = {visit: train(visit, settings, train_set, eval_set) for visit in VISITS}
     return 0 if report(directory, results) else 1
 
