@@ -7,6 +7,7 @@ loads, not a Python extension module. Everything else about the package is in py
 
 from __future__ import annotations
 
+import os
 import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -84,7 +85,7 @@ class BuildOperators(build_ext):
                 )
             return target
 
-        with ThreadPoolExecutor(self.parallel) as pool:
+        with ThreadPoolExecutor(self.parallel or os.cpu_count()) as pool:
             targets = list(pool.map(compile_one, ext.sources))
         library = Path(self.get_ext_fullpath(ext.name))
         library.parent.mkdir(parents=True, exist_ok=True)
