@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import functools
 import hashlib
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Sequence
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import numpy as np
@@ -54,11 +54,11 @@ class ColumnMask:
     _seqlen_q: int
     _slots: Slots
 
-    def __init__(self, masked: Iterable[tuple[Any, Any]], *, seqlen_q: int, seqlen_k: int) -> None:
+    def __init__(self, masked: Sequence[tuple[Any, Any]], *, seqlen_q: int, seqlen_k: int) -> None:
         seqlen_q, seqlen_k = as_int("seqlen_q", seqlen_q), as_int("seqlen_k", seqlen_k)
         bounds = [
             as_integer_array(f"masked[{i}]", bound, (0, 1, 2, 3))
-            for i, pair in enumerate(masked)
+            for i, pair in enumerate(as_sequence("masked", masked, "pairs (start, end)"))
             for bound in as_pair(f"masked[{i}]", pair, "(start, end)")
         ]
         shape: tuple[int, ...] = (1, 1, seqlen_k)
@@ -107,12 +107,12 @@ class ColumnMask:
         if visible.dtype != np.bool_:
             raise TypeError(f"dense: expected booleans, got dtype {visible.dtype}")
         check_rank("dense", visible, (2, 3, 4))
+        if 0 in visible.shape[:-2]:
+            raise ValueError(f"dense: expected at least one sample and head, got shape {list(visible.shape)}")
         visible = visible.reshape((1,) * (4 - visible.ndim) + visible.shape)
         batch, heads, seqlen_q, seqlen_k = map(int, visible.shape)
-        if not batch or not heads:
-            raise ValueError(f"dense: expected at least one sample and head, got shape {list(visible.shape)}")
         if not seqlen_q:
-            return cls([], seqlen_q=0, seqlen_k=seqlen_k)
+            return cls([(0, np.zeros((batch, heads, seqlen_k), np.int32))], seqlen_q=0, seqlen_k=seqlen_k)
         edge = np.ones((batch, heads, 1, seqlen_k), np.bool_)
         padded = np.concatenate([edge, visible, edge], axis=2)
         starts, ends = (
@@ -226,7 +226,7 @@ class ColumnMask:
             columns = self.lower if causal else (self.lower[0], self.upper[1])
         else:
             columns = (*self.lower, *self.upper)
-        return np.stack(columns, axis=-1), causal
+        return np.ascontiguousarray(np.stack(columns, axis=-1)), causal
 
     def to_dense(self) -> NDArray[np.bool_]:
         """Bool ``[B, H, Sq, Sk]``, true where visible. Sq * Sk memory: for tests and small masks."""
@@ -411,9 +411,10 @@ def _stack(name: str, masks: Sequence[ColumnMask], axis: int) -> ColumnMask:
     common = max(mask.shape[other] for mask in masks)
     for mask in masks:
         if mask.shape[2:] != masks[0].shape[2:] or mask.shape[other] not in (1, common):
+            shapes = ", ".join(str(list(mask.shape)) for mask in masks)
             raise ValueError(
                 f"{name}: expected masks of equal [Sq, Sk] whose other dimension is 1 or {common}, "
-                f"got [B, H, Sq, Sk] of {list(masks[0].shape)} and {list(mask.shape)}"
+                f"got [B, H, Sq, Sk] of {shapes}"
             )
 
     def join(slot: int, bound: int) -> Int32Array:

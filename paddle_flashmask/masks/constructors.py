@@ -377,7 +377,7 @@ def random_eviction(evict_at: Any) -> ColumnMask:
         evict_at: per key the first row that no longer sees it, integers ``[S]``, ``[H, S]`` or ``[B, H,
             S]``; any values: at most j hides key j from all, S or more never evicts it.
     """
-    evict_at = as_integer_array("evict_at", evict_at, (1, 2, 3))
+    evict_at = _by_head("evict_at", evict_at)
     seqlen = as_int("length of evict_at", evict_at.shape[-1])
     return ColumnMask(
         [(0, causal_rows(seqlen, seqlen)), (evict_at, seqlen)], seqlen_q=seqlen, seqlen_k=seqlen
@@ -411,8 +411,8 @@ def hash_sparse(
         ``q[query_order]``, ``k[key_order]`` and ``v[key_order]`` (along the tokens); row r of the output
         belongs to token ``query_order[r]``.
     """
-    query_buckets = as_integer_array("query_buckets", query_buckets, (1, 2, 3))
-    key_buckets = as_integer_array("key_buckets", key_buckets, (1, 2, 3))
+    query_buckets = _by_head("query_buckets", query_buckets)
+    key_buckets = _by_head("key_buckets", key_buckets)
     if key_buckets.shape != query_buckets.shape:
         raise ValueError(
             f"key_buckets: expected the shape of query_buckets, {list(query_buckets.shape)}, "
@@ -437,6 +437,14 @@ def hash_sparse(
 def _two_lengths(seqlen_q: Any, seqlen_k: Any, name: str = "seqlen_q") -> tuple[int, int]:
     seqlen_q = as_int(name, seqlen_q)
     return seqlen_q, seqlen_q if seqlen_k is None else as_int("seqlen_k", seqlen_k)
+
+
+def _by_head(name: str, value: Any) -> NDArray[Any]:
+    """Integers ``[S]``, ``[H, S]`` or ``[B, H, S]``."""
+    array = as_integer_array(name, value, (1, 2, 3))
+    if 0 in array.shape[:-1]:
+        raise ValueError(f"{name}: expected at least one sample and head, got shape {list(array.shape)}")
+    return array
 
 
 def _window(window: Any) -> tuple[int, int]:

@@ -9,7 +9,8 @@ The slots
 The kernels see two slots per column, lower and upper, and decide about whole tiles from each slot's least and
 greatest bounds over the tile's columns. That finds masked tiles only if a slot means the same thing in
 neighbouring columns. So `assign_slots` chooses the slots by role, as a pure function of what is visible
-(equal masks have equal slots, however they were made), in the first of these forms that fits:
+(equal masks have equal slots, however they were made), in one of these forms. The one with the smallest C
+is taken, at C = 2 rather the second than the first:
 
 1. Causal, and at most one more interval in each column: upper is the causal triangle, as the kernels have it
    from ``causal=True``; lower is the other interval. One that touches the triangle reaches up to row 0.
