@@ -8,7 +8,7 @@ import paddle
 from paddle import Tensor, nn
 
 from paddle_flashmask._checks import same_size
-from paddle_flashmask.functional import attention
+from paddle_flashmask.functional import attention, traced_as_written
 from paddle_flashmask.masks import ColumnMask
 
 
@@ -92,7 +92,6 @@ class FlashMaskAttention(nn.Layer):
         self,
         x: Tensor,
         mask: ColumnMask | None = None,
-        *,
         startend_row_indices: Tensor | None = None,
         causal: bool | None = None,
         position_ids: Tensor | None = None,
@@ -146,6 +145,7 @@ class FlashMaskAttention(nn.Layer):
         )
 
 
+@traced_as_written
 def apply_rotary(q: Tensor, k: Tensor, position_ids: Tensor, base: float = 10000.0) -> tuple[Tensor, Tensor]:
     """Rotates queries and keys by their positions, as Llama does.
 
