@@ -67,7 +67,7 @@ def check_number(name: str, value: Any, expected: str) -> float:
 
 
 def check_qkv(names: tuple[str, str, str], q: Any, k: Any, v: Any) -> None:
-    """q ``[B, Sq, Hq, D]``, k ``[B, Sk, Hk, D]``, v ``[B, Sk, Hk, Dv]`` of one dtype on one device."""
+    """q ``[B, Sq, Hq, D]``, k ``[B, Sk, Hk, D]``, v ``[B, Sk, Hk, Dv]``, floats, on one device."""
     layouts = ("[B, Sq, Hq, D]", "[B, Sk, Hk, D]", "[B, Sk, Hk, Dv]")
     for name, tensor, layout in zip(names, (q, k, v), layouts, strict=True):
         check_tensor(name, tensor, 4, FLOATS, layout)
@@ -92,9 +92,14 @@ def check_qkv(names: tuple[str, str, str], q: Any, k: Any, v: Any) -> None:
     if heads_q > 0 and heads_k > 0 and heads_q % heads_k != 0:
         fail(ValueError, name_k, f"a number of heads that divides the {heads_q} of {name_q}", heads_k)
     for name, tensor in ((name_k, k), (name_v, v)):
-        if dtype_name(tensor) != dtype_name(q):
-            fail(TypeError, name, f"the dtype of {name_q}, {dtype_name(q)}", dtype_name(tensor))
         check_place(name, tensor, name_q, q)
+
+
+def check_one_dtype(names: tuple[str, str, str], q: Any, k: Any, v: Any) -> None:
+    """One dtype for q, k and v, once AMP has cast them."""
+    for name, tensor in zip(names[1:], (k, v), strict=True):
+        if dtype_name(tensor) != dtype_name(q):
+            fail(TypeError, name, f"the dtype of {names[0]}, {dtype_name(q)}", dtype_name(tensor))
 
 
 def check_indices(names: tuple[str, str, str], indices: Any, causal: bool, q: Any, k: Any) -> None:

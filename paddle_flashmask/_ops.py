@@ -94,6 +94,9 @@ def flashmask(
         out ``[B, Sq, Hq, Dv]`` and lse ``[B, Hq, Sq]``.
     """
     load_operators()
+    if paddle.in_dynamic_mode() and not paddle.is_grad_enabled():
+        # Paddle records custom operators under no_grad too, and would keep their inputs alive.
+        q, k, v = q.detach(), k.detach(), v.detach()
     inputs = (q, k, v, indices, dense_mask, seed_offset)
     attributes = {
         "causal": causal,

@@ -18,6 +18,7 @@ from paddle_flashmask._checks import (
     check_flag,
     check_indices,
     check_number,
+    check_one_dtype,
     check_place,
     check_qkv,
     check_tensor,
@@ -121,6 +122,8 @@ def attention(
     """
     names = ("q", "k", "v")
     check_qkv(names, q, k, v)
+    q, k, v = _amp_cast(q, k, v)
+    check_one_dtype(names, q, k, v)
     for name, flag in (("training", training), ("return_lse", return_lse)):
         check_flag(name, flag)
     for name, optional_flag in (("causal", causal), ("deterministic", deterministic)):
@@ -207,6 +210,8 @@ def flashmask_attention(
     """
     names = ("query", "key", "value")
     check_qkv(names, query, key, value)
+    query, key, value = _amp_cast(query, key, value)
+    check_one_dtype(names, query, key, value)
     for flag_name, flag in (
         ("causal", causal),
         ("return_softmax_lse", return_softmax_lse),
@@ -260,8 +265,7 @@ def _attend(
     seed_offset: paddle.Tensor | None,
     deterministic: bool,
 ) -> tuple[paddle.Tensor, paddle.Tensor]:
-    """Checked arguments in; casts for AMP, answers for empty inputs, the operator for all others."""
-    q, k, v = _amp_cast(q, k, v)
+    """Checked arguments in: an answer for empty inputs, the operator for all others."""
     if 0 in q.shape or 0 in k.shape:
         attend = _AttendEmpty.apply if paddle.in_dynamic_mode() else _AttendEmpty.results
         return attend(q, k, v)
