@@ -114,7 +114,7 @@ def _register(name: str, rule: str, *, paper: bool = True) -> Callable[[Any], An
     return add
 
 
-@_register("full", "always")
+@_register("full", "both exist")
 def _full(seqlen: int, seed: int) -> ColumnMask:
     return masks.full(seqlen)
 
@@ -183,7 +183,7 @@ def _hash_sparse(seqlen: int, seed: int) -> ColumnMask:
 
 
 @_register(
-    "qk_sparse_ranges", "j <= i, and not both in one third of the sequence but its first token", paper=False
+    "qk_sparse_ranges", "j <= i, and no third of the sequence, less its first token, holds both", paper=False
 )
 def _qk_sparse_ranges(seqlen: int, seed: int) -> ColumnMask:
     cuts = [seqlen * i // 3 for i in range(4)]

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import doctest
+import importlib.util
 import sys
+from pathlib import Path
 from types import ModuleType
 
 import numpy as np
 import pytest
 
 from paddle_flashmask import masks
-from paddle_flashmask.masks import ColumnMask, causal, column_mask, constructors, full
+from paddle_flashmask.masks import ColumnMask, causal, column_mask, constructors, full, registry
 
 
 @pytest.mark.parametrize("module", [masks, column_mask, constructors], ids=lambda module: module.__name__)
@@ -64,3 +66,34 @@ def test_plot_without_matplotlib_says_what_to_install(monkeypatch: pytest.Monkey
     monkeypatch.setitem(sys.modules, "matplotlib.pyplot", None)
     with pytest.raises(ImportError, match=r"pip install paddle-flashmask\[plot\], or use show\(\)"):
         causal(4).plot()
+
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def gallery() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("make_gallery", ROOT / "scripts" / "make_gallery.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+def test_the_gallery_is_up_to_date(gallery: ModuleType) -> None:
+    written = (ROOT / "docs" / "masks.md").read_text(encoding="utf-8")
+    assert written == gallery.text(), "run python scripts/make_gallery.py"
+
+
+def test_the_gallery_has_small_pictures(gallery: ModuleType) -> None:
+    pictures = {path.stem: path.stat().st_size for path in (ROOT / "docs" / "images").glob("*.png")}
+    assert set(registry.names()) <= set(pictures)
+    assert max(pictures.values()) < 40_000
+
+
+@pytest.mark.parametrize("name", [name for name in registry.names() if name != "hash_sparse"])
+def test_the_gallerys_calls_make_its_masks(gallery: ModuleType, name: str) -> None:
+    seqlen = 999
+    names = {**vars(masks), "S": seqlen, "data": registry.token_data(seqlen, 0)}
+    assert eval(gallery.CALLS[name], names) == registry.make(name, seqlen, 0)
