@@ -16,6 +16,7 @@ import ast
 import csv
 import hashlib
 import json
+import logging
 import shutil
 import sysconfig
 import time
@@ -28,7 +29,7 @@ from statistics import median
 from typing import Any
 
 # PaddleNLP and what it imports set off several, none about this script.
-warnings.filterwarnings("ignore", module="paddle.*|datasets.*|_distutils_hack.*")
+warnings.filterwarnings("ignore", module="paddle.*|datasets.*|jieba.*|_distutils_hack.*")
 
 import paddle  # noqa: E402
 from paddlenlp.trainer import (  # noqa: E402
@@ -45,7 +46,7 @@ from paddlenlp.utils.log import logger  # noqa: E402
 from paddle_flashmask.integrations import paddlenlp as integration  # noqa: E402
 from paddle_flashmask.packing import PackedSequences, pack, sft_document  # noqa: E402
 
-VISITS = ("skip", "dense")
+VISITS = {"skip": "FlashMask", "dense": "dense mask"}  # the operator's modes, and what the report calls them
 
 
 @dataclass
@@ -215,7 +216,7 @@ def train(
     directory = Path(settings["output_dir"]) / visit
     result_path = directory / "result.json"
     if result_path.exists():
-        print(f"{visit}: finished before, see {result_path}")
+        print(f"\n{VISITS[visit]}: finished before, see {result_path}")
         return json.loads(result_path.read_text())
     directory.mkdir(parents=True, exist_ok=True)
     model_args, _, args = parse(settings | {"output_dir": str(directory)})
@@ -225,7 +226,8 @@ def train(
     # Checkpoints hold the optimizer's state by parameter name: the guard names them as in a fresh process.
     with paddle.utils.unique_name.guard(), integration.enable(visit) as switch:
         model = build_model(model_args, args, tokenizer)
-        print(f"\n{visit}: {sum(p.size for p in model.parameters()):,} parameters, from step {resumed_step}")
+        size = sum(parameter.size for parameter in model.parameters())
+        print(f"\n{VISITS[visit]}: {size:,} parameters, from step {resumed_step}")
         trainer = RecordingTrainer(
             Recorder(directory / "curve.csv", resumed_step),
             model=model,
@@ -264,7 +266,7 @@ def report(directory: Path, results: dict[str, dict[str, Any]]) -> bool:
         "final weights": results["skip"]["weights_sha256"] == results["dense"]["weights_sha256"],
     }
 
-    print(f"\n{'':26}{'FlashMask':>16}{'dense mask':>16}")
+    print(f"\n{'':25} {VISITS['skip']:>16}{VISITS['dense']:>16}")
     for before, after in zip(skip, dense, strict=True):
         if before["step"] in (1, len(skip)) or before["step"] % max(1, len(skip) // 10) == 0:
             print(
@@ -288,27 +290,26 @@ def report(directory: Path, results: dict[str, dict[str, Any]]) -> bool:
             )
     summary = {"runs": results, "tokens_per_second": speed, "identical": same}
     (directory / "report.json").write_text(json.dumps(summary, indent=2) + "\n")
-    plot(directory / "losses.png", curves)
-    print(f"\nwritten to {directory}: losses.csv, report.json and, with matplotlib, losses.png")
+    drawn = plot(directory / "losses.png", curves)
+    print(f"\nwritten to {directory}: losses.csv, report.json" + (", losses.png" if drawn else ""))
     return all(same.values())
 
 
-def plot(path: Path, curves: dict[str, list[dict[str, float]]]) -> None:
-    """Both loss curves in one picture; nothing without matplotlib."""
+def plot(path: Path, curves: dict[str, list[dict[str, float]]]) -> bool:
+    """Draw both loss curves in one picture; False without matplotlib."""
+    logging.getLogger("matplotlib").setLevel(logging.WARNING)
     try:
         from matplotlib.figure import Figure
     except ImportError:
-        return
+        return False
     axes = (figure := Figure(figsize=(7, 4), layout="constrained")).subplots()
-    for (visit, style), label in zip(
-        (("skip", "-"), ("dense", "--")), ("FlashMask", "dense mask"), strict=True
-    ):
-        axes.plot(
-            [row["step"] for row in curves[visit]], [row["loss"] for row in curves[visit]], style, label=label
-        )
+    for (visit, label), style in zip(VISITS.items(), ("-", "--"), strict=True):
+        rows = curves[visit]
+        axes.plot([row["step"] for row in rows], [row["loss"] for row in rows], style, label=label)
     axes.set(xlabel="step", ylabel="training loss", title="The same run with and without tile skipping")
     axes.legend()
     figure.savefig(path, dpi=120)
+    return True
 
 
 def prepare_output(settings: dict[str, Any]) -> Path:

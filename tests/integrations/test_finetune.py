@@ -12,6 +12,8 @@ pytest.importorskip("paddlenlp", reason="needs PaddleNLP: bash scripts/setup_env
 
 from paddle_flashmask.integrations import paddlenlp as integration
 
+# PaddleNLP calls what Paddle 3.3 deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore::paddle.utils.deprecated.VisibleDeprecationWarning")
 ROOT = Path(__file__).parents[2]
 
 

@@ -24,6 +24,8 @@ from paddlenlp.transformers.qwen2.modeling import Qwen2Attention
 from paddle_flashmask.integrations import paddlenlp as integration
 from paddle_flashmask.packing import pack, sft_document
 
+# PaddleNLP calls what Paddle 3.3 deprecates.
+pytestmark = pytest.mark.filterwarnings("ignore::paddle.utils.deprecated.VisibleDeprecationWarning")
 VOCAB, LENGTH, LAYERS = 61, 48, 2
 MODELS = {
     "llama": (LlamaForCausalLM, LlamaConfig, 4),
