@@ -62,8 +62,9 @@ Every off-by-one (which end of a window counts, what a prefix holds, what paddin
 one place: `help(masks.constructors)`.
 
 Below are the named masks of `masks.registry`, the twelve of the FlashMask paper first, over S = {seqlen}
-tokens of random documents. In the drawings a cell is {cell} x {cell} elements: `#` visible, `+` partly visible,
-`.` masked. C is how many values per column the kernels read; rho is the share of 128 x 128 tiles they skip.
+tokens of random documents. In the drawings a cell is {cell} x {cell} elements: `#` visible,
+`+` partly visible, `.` masked. C is how many values per column the kernels read; rho is the share of
+128 x 128 tiles that they skip.
 
 | mask | row i sees column j iff | causal | C | visible | rho |
 |---|---|---|---|---|---|

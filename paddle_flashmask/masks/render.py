@@ -38,6 +38,7 @@ def draw(mask: ColumnMask, max_cells: int, batch: int, head: int) -> str:
 
 def plot(mask: ColumnMask, ax: Axes | None, max_cells: int, batch: int, head: int) -> Axes:
     """`ColumnMask.plot`."""
+    kinds, block = _cells(mask, max_cells, batch, head)
     try:
         import matplotlib.pyplot as plt
         from matplotlib.colors import ListedColormap
@@ -45,7 +46,6 @@ def plot(mask: ColumnMask, ax: Axes | None, max_cells: int, batch: int, head: in
         raise ImportError(
             "ColumnMask.plot needs matplotlib: pip install paddle-flashmask[plot], or use show()"
         ) from error
-    kinds, block = _cells(mask, max_cells, batch, head)
     if ax is None:
         _, ax = plt.subplots(figsize=(4, 4), layout="constrained")
     rows, columns = kinds.shape[0] * block, kinds.shape[1] * block
