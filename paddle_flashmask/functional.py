@@ -351,6 +351,13 @@ def _check_seed_offset(seed_offset: Any, q: paddle.Tensor) -> None:
     check_place("fixed_seed_offset", seed_offset, "query", q)
 
 
+def _named_generator(rng_name: str) -> Any:
+    try:
+        return core.get_random_seed_generator(rng_name)
+    except RuntimeError:
+        fail(ValueError, "rng_name", "the name of a registered generator", f"{rng_name!r}")
+
+
 def _draw_seed_offset(q: paddle.Tensor, rng_name: str = "") -> paddle.Tensor:
     """An int64 ``[2]`` from the framework's generator (recompute restores that one) or from a named one."""
     if not rng_name:
@@ -363,8 +370,7 @@ def _draw_seed_offset(q: paddle.Tensor, rng_name: str = "") -> paddle.Tensor:
             f"{rng_name!r}",
         )
     else:
-        seed = core.get_random_seed_generator(rng_name).random() % 2**63
-        seed_offset = paddle.to_tensor([seed, 0], dtype="int64")
+        seed_offset = paddle.to_tensor([_named_generator(rng_name).random() % 2**63, 0], dtype="int64")
     if paddle.in_dynamic_mode() and str(seed_offset.place) != str(q.place):
         seed_offset = seed_offset._copy_to(q.place, True)
     return seed_offset
