@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 import math
+from contextlib import AbstractContextManager, nullcontext
 
 import paddle
 from paddle import Tensor, nn
 
 from paddle_flashmask._checks import same_size
+from paddle_flashmask._ops import in_pir_mode
 from paddle_flashmask.functional import attention, traced_as_written
 from paddle_flashmask.masks import ColumnMask
 
@@ -172,7 +174,7 @@ def apply_rotary(q: Tensor, k: Tensor, position_ids: Tensor, base: float = 10000
     if len(shape) != 2 or not ((shape[0] == 1 or same_size(shape[0], batch)) and same_size(shape[1], seqlen)):
         expected = f"[{batch}, {seqlen}], [1, {seqlen}] or [{seqlen}]"
         raise ValueError(f"position_ids: expected shape {expected}, got {list(position_ids.shape)}")
-    with paddle.amp.auto_cast(enable=False):  # a position above 2048 is no longer itself in float16
+    with _without_amp():
         wide = "float64" if q.dtype == paddle.float64 else "float32"
         frequencies = paddle.exp(paddle.arange(0, head_dim, 2, dtype=wide) * (-math.log(base) / head_dim))
         angles = position_ids.astype(wide).unsqueeze(-1) * frequencies
@@ -184,6 +186,16 @@ def apply_rotary(q: Tensor, k: Tensor, position_ids: Tensor, base: float = 10000
             return rotated.astype(x.dtype)
 
         return rotate(q), rotate(k)
+
+
+def _without_amp() -> AbstractContextManager[None]:
+    """Keeps what is inside in its own dtype: low precision does not hold every position above 2048.
+
+    Paddle 2.6 cannot switch AMP off inside a program that it traces: there AMP rewrites the program later.
+    """
+    if paddle.in_dynamic_mode() or in_pir_mode():
+        return paddle.amp.auto_cast(enable=False)
+    return nullcontext()
 
 
 def _check_positive(name: str, value: int) -> None:

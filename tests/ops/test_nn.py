@@ -1,5 +1,7 @@
 """FlashMaskAttention against the same layer written with dense Paddle operations and the same weights."""
 
+from functools import partial
+
 import numpy as np
 import pytest
 
@@ -153,9 +155,9 @@ def test_recompute_repeats_dropout(rng):
 
     layer, x = make_layer(dropout=0.5), make_input(rng)
     gradients = []
-    for call in (layer, lambda *args, **kwargs: recompute(layer, *args, **kwargs)):
+    for call in (layer, partial(recompute, layer)):
         paddle.seed(7)
-        call(x, causal=True).square().sum().backward()
+        call(x, None, None, True).square().sum().backward()
         wanted = [x, *layer.parameters()]
         gradients.append([tensor.grad.numpy() for tensor in wanted])
         for tensor in wanted:
@@ -172,7 +174,9 @@ def test_rotary_of_low_precision_counts_far(rng, dtype):
     rotated, _ = nn.apply_rotary(q, q, paddle.to_tensor(positions), 10000.0)
     assert rotated.dtype == q.dtype
     expected = turn_pairs(q.astype("float32"), positions, 10000.0)
-    np.testing.assert_allclose(rotated.astype("float32").numpy(), expected.numpy(), rtol=2**-8, atol=1e-3)
+    np.testing.assert_allclose(
+        rotated.astype("float32").numpy(), expected.numpy(), rtol=2**-7, atol=1e-3
+    )  # Paddle 2.6 truncates
 
 
 @pytest.mark.parametrize("train", [True, False])
