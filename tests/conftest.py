@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import os
-import sys
 import zlib
 from collections.abc import Iterator
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import settings
-
-# Test modules import what they share as `helpers`.
-sys.path.insert(0, str(Path(__file__).parent))
 
 settings.register_profile("dev", deadline=None)
 settings.register_profile("ci", deadline=None, derandomize=True)
