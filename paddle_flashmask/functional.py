@@ -312,14 +312,16 @@ def _amp_dtype() -> str | None:
     return state._amp_dtype
 
 
-def _amp_cast(*tensors: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
+def _amp_cast(
+    q: paddle.Tensor, k: paddle.Tensor, v: paddle.Tensor
+) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
     """Paddle casts by its lists of operators, which a custom one cannot join; float64 stays, as there."""
     dtype = _amp_dtype()
-    if dtype is None:
-        return tensors
-    return tuple(
-        tensor if dtype_name(tensor) in ("float64", dtype) else tensor.astype(dtype) for tensor in tensors
-    )
+
+    def cast(tensor: paddle.Tensor) -> paddle.Tensor:
+        return tensor if dtype is None or dtype_name(tensor) in ("float64", dtype) else tensor.astype(dtype)
+
+    return cast(q), cast(k), cast(v)
 
 
 def _softmax_scale(softmax_scale: float | None, q: paddle.Tensor) -> float:

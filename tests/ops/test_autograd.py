@@ -151,7 +151,7 @@ def test_output_gradient_that_is_not_contiguous(make):
     elif make == "sliced":
         dout = paddle.to_tensor(rng.standard_normal((2, 6, 4, 7)))[..., 2:5]
     else:
-        dout = paddle.to_tensor([0.7]).expand(out.shape)
+        dout = paddle.to_tensor([0.7], dtype="float64").expand(out.shape)
     expected = paddle.grad(out, [q, k, v], paddle.to_tensor(dout.numpy()), retain_graph=True)
     for a, b in zip(paddle.grad(out, [q, k, v], dout), expected, strict=True):
         np.testing.assert_array_equal(a.numpy(), b.numpy())
@@ -159,6 +159,9 @@ def test_output_gradient_that_is_not_contiguous(make):
 
 @pytest.mark.parametrize("use_reentrant", [True, False])
 def test_recompute_repeats_dropout(use_reentrant):
+    if not use_reentrant and paddle.__version__.startswith("2.") and paddle.get_device() == "cpu":
+        pytest.skip("Paddle 2.6 has no such recompute on a CPU")
+
     def f(q, k, v):
         return attention(q, k, v, dropout_p=0.5)
 

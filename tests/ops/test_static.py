@@ -18,8 +18,9 @@ from paddle_flashmask import attention, flashmask_attention, masks
 SEQLEN = 24
 
 
-def traced(**options: Any) -> Callable[..., Any]:
-    return paddle.jit.to_static(full_graph=True, **options)
+def traced(function: Any, **options: Any) -> Any:
+    """A function or layer as one program."""
+    return paddle.jit.to_static(function, full_graph=True, **options)
 
 
 def random_inputs(seqlen: int = SEQLEN, batch: int = 2, seed: int = 0) -> list[paddle.Tensor]:
@@ -70,36 +71,41 @@ def test_indices_are_inputs_that_may_change():
     def f(q, k, v, indices):
         return attention(q, k, v, startend_row_indices=indices, causal=True)
 
-    g = traced()(f)
+    g = traced(f)
     for lengths in ([10, 14], [3, 20, 1]):
         assert_same(f, g, document_indices(lengths))
     assert len(g.program_cache) == 1
 
 
+class MaskedAttention(paddle.nn.Layer):
+    """attention() under one mask."""
+
+    def __init__(self, mask: masks.ColumnMask) -> None:
+        super().__init__()
+        self.mask = mask
+
+    def forward(self, q, k, v):
+        return attention(q, k, v, mask=self.mask)
+
+
 @pytest.mark.parametrize("full_graph", [True, False])
 def test_a_mask_is_a_constant(full_graph):
     mask = masks.share_question([(10, [3, 4]), (4, [3])])
-
-    def f(q, k, v):
-        return attention(q, k, v, mask=mask)
-
-    assert_same(f, paddle.jit.to_static(f, full_graph=full_graph))
+    assert_same(MaskedAttention(mask), paddle.jit.to_static(MaskedAttention(mask), full_graph=full_graph))
 
 
-def test_a_mask_of_more_values_than_one_constant_holds(monkeypatch):
+def test_a_mask_of_more_values_than_one_constant_holds():
     """Paddle 2.6 takes at most 2**20 values in one."""
     rng = np.random.default_rng(0)
     seqlen, heads = 2**14, 33
-    assert seqlen * heads * 2 > 2**20
-    starts = np.sort(rng.integers(0, 9, (1, heads, seqlen)), axis=-1)
-    mask = masks.ColumnMask([(starts, starts + 2)], seqlen_q=8, seqlen_k=seqlen)
+    starts = np.sort(rng.integers(0, 6, (1, heads, seqlen)), axis=-1)
+    layer = MaskedAttention(masks.ColumnMask([(starts, starts + 2)], seqlen_q=8, seqlen_k=seqlen))
+    indices, _ = layer.mask.to_startend_row_indices()
+    assert indices.size > 2**20
     q = paddle.to_tensor(rng.standard_normal((1, 8, heads, 4)).astype(np.float32))
     k = paddle.to_tensor(rng.standard_normal((1, seqlen, heads, 4)).astype(np.float32))
-
-    def f(q, k):
-        return attention(q, k, k, mask=mask)
-
-    np.testing.assert_array_equal(traced()(f)(q, k).numpy(), f(q, k).numpy())
+    expected = layer(q, k, k).numpy()
+    np.testing.assert_array_equal(traced(layer)(q, k, k).numpy(), expected)
 
 
 def test_one_program_for_every_length():
@@ -107,9 +113,20 @@ def test_one_program_for_every_length():
         return attention(q, k, v, startend_row_indices=indices, causal=True, return_lse=True)
 
     spec = [InputSpec([None, None, heads, 8], "float32", stop_gradient=False) for heads in (4, 2, 2)]
-    g = traced(input_spec=[*spec, InputSpec([None, 1, None, 1], "int32")])(f)
+    g = traced(f, input_spec=[*spec, InputSpec([None, 1, None, 1], "int32")])
     for lengths in ([24], [10, 21], [1, 1]):
         assert_same(f, g, document_indices(lengths), seqlen=sum(lengths))
+
+
+class WindowAttention(paddle.nn.Layer):
+    """flashmask_attention() under a window and, where given, indices."""
+
+    def __init__(self, window: int | tuple[int, int], causal: bool = False) -> None:
+        super().__init__()
+        self.window, self.causal = window, causal
+
+    def forward(self, q, k, v, indices=None):
+        return flashmask_attention(q, k, v, indices, causal=self.causal, window_size=self.window)
 
 
 class TestWindow:
@@ -128,23 +145,18 @@ class TestWindow:
             [paddle.to_tensor(np.stack(forms[bounds], -1).astype(np.int32)[None, None])] if bounds else []
         )
 
-        def f(q, k, v, indices=None):
-            return flashmask_attention(q, k, v, indices, causal=causal, window_size=(5, 3))
-
         spec = None
         if not lengths_known:
             spec = [InputSpec([None, None, heads, 8], "float32", stop_gradient=False) for heads in (4, 2, 2)]
             spec += [InputSpec([None, 1, None, bounds], "int32")] * len(others)
-        assert_same(f, traced(input_spec=spec)(f), *others)
+        layer = WindowAttention((5, 3), causal)
+        assert_same(layer, traced(WindowAttention((5, 3), causal), input_spec=spec), *others)
 
     def test_what_two_intervals_cannot_say_fails_when_it_runs(self):
         indices = np.zeros((1, 1, SEQLEN, 4), np.int32)
         indices[0, 0, 10] = [11, 12, 0, 0]
 
-        def f(q, k, v, indices):
-            return flashmask_attention(q, k, v, indices, window_size=3)
-
-        g = traced()(f)
+        g = traced(WindowAttention(3))
         inputs = random_inputs()
         g(*inputs, paddle.zeros_like(paddle.to_tensor(indices)))
         with pytest.raises(Exception, match=r"(?i)assert"):
@@ -172,7 +184,7 @@ def test_a_named_generator_cannot_be_traced():
         return flashmask_attention(q, k, v, dropout=0.5, rng_name="any")
 
     with pytest.raises(ValueError, match="rng_name: expected '' in a traced program"):
-        traced()(f)(*random_inputs())
+        traced(f)(*random_inputs())
 
 
 class Block(paddle.nn.Layer):
