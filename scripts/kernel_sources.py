@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parent.parent
 
 def cpu_sources() -> list[str]:
     """Return the C++ sources of the CPU kernel, relative to the root as setuptools wants them."""
-    return sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "csrc" / "cpu").glob("*.cpp"))
+    return sorted(path.relative_to(ROOT).as_posix() for path in (ROOT / "csrc" / "cpu").glob("*.cc"))
 
 
 def headers() -> list[str]:

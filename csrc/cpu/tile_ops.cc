@@ -26,18 +26,17 @@ struct Tables {
   const TileOps<double>* for_double;
 };
 
-bool allowed(const char* isa, const char* wanted) { return !wanted || std::strcmp(isa, wanted) == 0; }
-
 Tables choose() {
-  const char* wanted = std::getenv("FLASHMASK_CPU_ISA");
 #if defined(__x86_64__)
+  const char* wanted = std::getenv("FLASHMASK_CPU_ISA");
+  const auto allowed = [wanted](const char* isa) { return !wanted || std::strcmp(isa, wanted) == 0; };
   __builtin_cpu_init();
   const bool has_avx2 = __builtin_cpu_supports("avx2") && __builtin_cpu_supports("fma");
   const bool has_avx512 = has_avx2 && __builtin_cpu_supports("avx512f") &&
                           __builtin_cpu_supports("avx512bw") && __builtin_cpu_supports("avx512dq") &&
                           __builtin_cpu_supports("avx512vl");
-  if (has_avx512 && allowed("avx512", wanted)) return {&avx512::kFloatOps, &avx512::kDoubleOps};
-  if (has_avx2 && (allowed("avx2", wanted) || allowed("avx512", wanted))) {
+  if (has_avx512 && allowed("avx512")) return {&avx512::kFloatOps, &avx512::kDoubleOps};
+  if (has_avx2 && (allowed("avx2") || allowed("avx512"))) {
     return {&avx2::kFloatOps, &avx2::kDoubleOps};
   }
 #endif
