@@ -103,11 +103,14 @@ class Switch:
 
         dense_mask = self._dense_mask(startend_row_indices, causal, query.shape[1])
         self.mask_bytes = int(dense_mask.size)
+        q, k, v = functional._amp_cast(query, key, value)
         out, _ = _ops.flashmask(
-            *functional._amp_cast(query, key, value),
+            q,
+            k,
+            v,
             startend_row_indices,
             causal=causal,
-            softmax_scale=functional._softmax_scale(None, query),
+            softmax_scale=functional._softmax_scale(None, q),
             dense_mask=dense_mask,
             visit="dense",
             deterministic=functional._deterministic_flag(),
