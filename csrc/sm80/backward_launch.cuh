@@ -1,0 +1,102 @@
+// Host side of backward: workspace plan, row statistics, pre-pass, main kernel, dQ conversion.
+#pragma once
+
+#include "common/mask_prepass.cuh"
+#include "sm80/backward_kernel.cuh"
+#include "sm80/kernel_table.h"
+
+namespace flashmask::sm80 {
+
+// Offsets into the workspace, in bytes; each part starts on a 256-byte boundary.
+struct BackwardPlan {
+  int64_t mask, lse, delta, dq, turns, total;
+};
+
+template <class Config>
+BackwardPlan plan_backward(const BackwardParams& params) {
+  const Shape& shape = params.shape;
+  const int64_t tiles = shape.batch * shape.heads_q * ceil_div(shape.seqlen_q, Config::kBlockM);
+  const bool wants_dq = params.dq.data != nullptr;
+  BackwardPlan plan{};
+  int64_t end = 0;
+  const auto reserve = [&end](int64_t bytes) {
+    const int64_t begin = end;
+    end += ceil_div(bytes, 256) * 256;
+    return begin;
+  };
+  plan.mask = reserve(mask_tiles_bytes(effective_mask(params.mask), shape.seqlen_k, Config::kBlockN));
+  plan.lse = reserve(tiles * Config::kBlockM * 4);
+  plan.delta = reserve(tiles * Config::kBlockM * 4);
+  plan.dq = reserve(wants_dq ? tiles * DqWorkspace<Config>::kTileFloats * 4 : 0);
+  plan.turns = reserve(wants_dq && Config::kDeterministic ? tiles * 4 : 0);
+  plan.total = end;
+  return plan;
+}
+
+template <class Config>
+int64_t backward_workspace_bytes(const BackwardParams& params) {
+  return plan_backward<Config>(params).total;
+}
+
+template <class Config>
+cudaError_t launch_backward(const BackwardParams& params) {
+  const auto stream = static_cast<cudaStream_t>(params.stream);
+  const Shape& shape = params.shape;
+  const Mask mask = effective_mask(params.mask);
+  const BackwardPlan plan = plan_backward<Config>(params);
+  char* workspace = static_cast<char*>(params.workspace);
+  const bool wants_dq = params.dq.data != nullptr;
+
+  BackwardArguments arguments{};
+  arguments.params = params;
+  arguments.mask =
+      carve_mask_tiles(mask, params.visit, shape.seqlen_k, Config::kBlockN, workspace + plan.mask);
+  arguments.rows = {reinterpret_cast<float*>(workspace + plan.lse),
+                    reinterpret_cast<float*>(workspace + plan.delta),
+                    static_cast<int>(ceil_div(shape.seqlen_q, Config::kBlockM))};
+  arguments.dq = reinterpret_cast<float*>(workspace + plan.dq);
+  arguments.dq_turn = reinterpret_cast<int32_t*>(workspace + plan.turns);
+  arguments.column_tiles = arguments.mask.tile_count;
+
+  const auto row_blocks = static_cast<unsigned>(shape.batch * shape.heads_q * arguments.rows.tiles);
+  cudaError_t error = launch_mask_prepass<Config::kBlockN>(mask, shape, arguments.mask, stream);
+  if (error != cudaSuccess) return error;
+  if (plan.total > plan.dq) {  // dQ and the turns lie side by side
+    error = cudaMemsetAsync(workspace + plan.dq, 0, plan.total - plan.dq, stream);
+    if (error != cudaSuccess) return error;
+  }
+  backward_before_kernel<Config><<<row_blocks, 128, 0, stream>>>(params, arguments.rows);
+
+  constexpr int kSmemBytes = sizeof(typename Config::Smem);
+  error =
+      cudaFuncSetAttribute(backward_kernel<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
+  if (error != cudaSuccess) return error;
+  const int64_t blocks = int64_t{arguments.column_tiles} * shape.heads_k * shape.batch;
+  backward_kernel<Config><<<static_cast<unsigned>(blocks), Config::kThreads, kSmemBytes, stream>>>(arguments);
+
+  if (wants_dq) {
+    constexpr int kTileBytes = Config::QTile::kBytes;
+    error = cudaFuncSetAttribute(backward_after_kernel<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                 kTileBytes);
+    if (error != cudaSuccess) return error;
+    backward_after_kernel<Config>
+        <<<row_blocks, Config::kThreads, kTileBytes, stream>>>(params, arguments.dq, arguments.rows.tiles);
+  }
+  return cudaGetLastError();
+}
+
+template <class Config>
+constexpr BackwardKernel describe_backward(DType dtype) {
+  return {dtype,
+          Config::kHeadDim,
+          Config::kHeadDimV,
+          Config::kDropout,
+          Config::kDeterministic,
+          Config::kBlockM,
+          Config::kBlockN,
+          sizeof(typename Config::Smem),
+          backward_workspace_bytes<Config>,
+          launch_backward<Config>};
+}
+
+}  // namespace flashmask::sm80

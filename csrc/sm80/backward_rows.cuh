@@ -1,0 +1,122 @@
+// What backward needs per query row, before (lse in exponents of 2, delta) and after (dQ out of the
+// workspace).
+#pragma once
+
+#include "common/mask_tiles.cuh"
+#include "sm80/smem_tile.cuh"
+
+namespace flashmask::sm80 {
+
+// Rows are padded to whole row tiles.
+struct RowStatistics {
+  float*
+      lse;  // [B, Hq, tiles * block_m]: lse * log2(e); +inf where no key is visible, so that exp2 gives P = 0
+  float* delta;  // [B, Hq, tiles * block_m]: rowsum(dO * O) - dlse
+  int tiles;     // ceil(Sq / block_m)
+};
+
+// The fp32 dQ workspace holds accumulators as the warps hold them: a tile is [warp, fragment, lane] of four
+// floats, so that an addition is one coalesced 16-byte request a lane. Only this struct knows it.
+template <class Config>
+struct DqWorkspace {
+  static constexpr int kM = Config::kBlockM / (16 * Config::kQueryRows);
+  static constexpr int kN8 = Config::kHeadDim / (8 * Config::kQueryColumns);
+  static constexpr int kTileFloats = Config::kBlockM * Config::kHeadDim;
+
+  static __device__ __forceinline__ int fragment_offset(int warp, int m, int n) {
+    return ((warp * kM + m) * kN8 + n) * 128;
+  }
+
+  static __device__ __forceinline__ void add(float* tile, const float (&dq)[kM][kN8][4], int warp, int lane) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int n = 0; n < kN8; ++n) reduce_add_fragment(tile + fragment_offset(warp, m, n), dq[m][n], lane);
+  }
+
+  // Row and column of the first of a lane's elements of a fragment, as warp_gemm placed them.
+  static __device__ __forceinline__ int row(int warp, int m, int lane) {
+    return (warp % Config::kQueryRows) * 16 * kM + 16 * m + lane / 4;
+  }
+  static __device__ __forceinline__ int chunk(int warp, int n) {
+    return 2 * (warp / Config::kQueryRows + n / 2 * Config::kQueryColumns) + n % 2;
+  }
+};
+
+// delta and the scaled lse, one warp a row. Grid: tiles * Hq * B blocks of 128 threads, each a row tile.
+template <class Config>
+__global__ void backward_before_kernel(const __grid_constant__ BackwardParams params, RowStatistics rows) {
+  using Element = typename Config::Element;
+  const Shape& shape = params.shape;
+  const int tile = blockIdx.x % rows.tiles;
+  const int64_t plane = blockIdx.x / rows.tiles;
+  const int head = static_cast<int>(plane % shape.heads_q);
+  const int64_t batch = plane / shape.heads_q;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const auto* o = static_cast<const Element*>(params.o.data) + batch * params.o.stride_batch +
+                  head * params.o.stride_head;
+  const auto* dout = static_cast<const Element*>(params.dout.data) + batch * params.dout.stride_batch +
+                     head * params.dout.stride_head;
+  const auto* lse = static_cast<const float*>(params.lse) + plane * shape.seqlen_q;
+  const auto* dlse = static_cast<const float*>(params.dlse) + plane * shape.seqlen_q;
+  for (int r = warp; r < Config::kBlockM; r += blockDim.x / 32) {
+    const int64_t row = int64_t{tile} * Config::kBlockM + r;
+    float sum = 0.f, row_lse = INFINITY;
+    if (row < shape.seqlen_q) {
+      for (int d = lane * 2; d < shape.head_dim_v; d += 64) {
+        const Element* x = o + row * params.o.stride_seq + d;
+        const Element* y = dout + row * params.dout.stride_seq + d;
+        sum += static_cast<float>(x[0]) * static_cast<float>(y[0]) +
+               static_cast<float>(x[1]) * static_cast<float>(y[1]);
+      }
+      for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+      if (params.dlse != nullptr) sum -= dlse[row];
+      row_lse = lse[row] == -INFINITY ? INFINITY : lse[row] * 1.4426950408889634f;
+    }
+    if (lane == 0) {
+      const int64_t out = (plane * rows.tiles + tile) * Config::kBlockM + r;
+      rows.lse[out] = row_lse;
+      rows.delta[out] = row_lse == INFINITY ? 0.f : sum;
+    }
+  }
+}
+
+// dq = softmax_scale * workspace. Grid: tiles * Hq * B blocks of Config::kThreads, each a row tile.
+template <class Config>
+__global__ void backward_after_kernel(const __grid_constant__ BackwardParams params, const float* workspace,
+                                      int tiles) {
+  using Element = typename Config::Element;
+  using Tile = typename Config::QTile;
+  using Workspace = DqWorkspace<Config>;
+  extern __shared__ __align__(1024) char smem[];
+  const Shape& shape = params.shape;
+  const int tile = blockIdx.x % tiles;
+  const int64_t plane = blockIdx.x / tiles;
+  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const float scale = static_cast<float>(params.softmax_scale);
+  const float* source = workspace + int64_t{blockIdx.x} * Workspace::kTileFloats;
+#pragma unroll
+  for (int m = 0; m < Workspace::kM; ++m) {
+#pragma unroll
+    for (int n = 0; n < Workspace::kN8; ++n) {
+      float x[4];
+      load_fragment(x, source + Workspace::fragment_offset(warp, m, n), lane);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int offset =
+            Tile::offset(Workspace::row(warp, m, lane) + 8 * h, Workspace::chunk(warp, n)) + (lane % 4) * 4;
+        *reinterpret_cast<uint32_t*>(smem + offset) = pack<Element>(x[2 * h] * scale, x[2 * h + 1] * scale);
+      }
+    }
+  }
+  __syncthreads();
+  const int64_t first = int64_t{tile} * Config::kBlockM;
+  const Tensor& dq = params.dq;
+  Element* out = static_cast<Element*>(dq.data) + plane / shape.heads_q * dq.stride_batch +
+                 first * dq.stride_seq + plane % shape.heads_q * dq.stride_head;
+  store_tile<Tile, Config::kThreads>(smem, out, dq.stride_seq,
+                                     static_cast<int>(min(int64_t{Config::kBlockM}, shape.seqlen_q - first)),
+                                     shape.head_dim, threadIdx.x);
+}
+
+}  // namespace flashmask::sm80

@@ -1,0 +1,48 @@
+// Host side of the forward kernel: workspace plan, pre-pass, launch.
+#pragma once
+
+#include "common/mask_prepass.cuh"
+#include "sm80/forward_kernel.cuh"
+#include "sm80/kernel_table.h"
+
+namespace flashmask::sm80 {
+
+template <class Config>
+int64_t forward_workspace_bytes(const ForwardParams& params) {
+  return mask_tiles_bytes(effective_mask(params.mask), params.shape.seqlen_k, Config::kBlockN);
+}
+
+template <class Config>
+cudaError_t launch_forward(const ForwardParams& params) {
+  const auto stream = static_cast<cudaStream_t>(params.stream);
+  const Mask mask = effective_mask(params.mask);
+  ForwardArguments arguments{params, {}, static_cast<int>(ceil_div(params.shape.seqlen_q, Config::kBlockM))};
+  arguments.mask = carve_mask_tiles(mask, params.visit, params.shape.seqlen_k, Config::kBlockN,
+                                    static_cast<char*>(params.workspace));
+  cudaError_t error = launch_mask_prepass<Config::kBlockN>(mask, params.shape, arguments.mask, stream);
+  if (error != cudaSuccess) return error;
+
+  constexpr int kSmemBytes = sizeof(typename Config::Smem);
+  error =
+      cudaFuncSetAttribute(forward_kernel<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
+  if (error != cudaSuccess) return error;
+  const int64_t blocks = int64_t{arguments.row_tiles} * params.shape.heads_q * params.shape.batch;
+  forward_kernel<Config><<<static_cast<unsigned>(blocks), Config::kThreads, kSmemBytes, stream>>>(arguments);
+  return cudaGetLastError();
+}
+
+template <class Config>
+constexpr ForwardKernel describe_forward(DType dtype) {
+  return {dtype,
+          Config::kHeadDim,
+          Config::kHeadDimV,
+          Config::kDropout,
+          false,
+          Config::kBlockM,
+          Config::kBlockN,
+          sizeof(typename Config::Smem),
+          forward_workspace_bytes<Config>,
+          launch_forward<Config>};
+}
+
+}  // namespace flashmask::sm80

@@ -1,0 +1,71 @@
+// Applying the mask, or dropout, to a score accumulator held as m16n8 fragments.
+#pragma once
+
+#include "common/mask_tiles.cuh"
+#include "common/philox.h"
+
+namespace flashmask::sm80 {
+
+// Sets the scores that one slot masks to -inf. `scores[m][n][e]` is row row0 + row_of(m) + 8 * (e / 2),
+// column column0 + column_of(n) + e % 2 of the tile, row0 and column0 being this lane's own first element.
+// `slots` is the tile's columns in shared memory.
+template <int kM, int kN8, class RowOf, class ColumnOf>
+__device__ __forceinline__ void mask_by_slot(float (&scores)[kM][kN8][4], const Slot* slots, int row0,
+                                             int column0, RowOf row_of, ColumnOf column_of) {
+#pragma unroll
+  for (int n = 0; n < kN8; ++n) {
+    __syncwarp();  // or the compiler fetches every column first, and spills
+    const int4 pair = *reinterpret_cast<const int4*>(slots + column0 + column_of(n));
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int row = row0 + row_of(m) + 8 * h;
+        scores[m][n][2 * h] = (row >= pair.x) & (row < pair.y) ? -INFINITY : scores[m][n][2 * h];
+        scores[m][n][2 * h + 1] = (row >= pair.z) & (row < pair.w) ? -INFINITY : scores[m][n][2 * h + 1];
+      }
+    }
+  }
+}
+
+// The test mode's mask: visible iff the dense matrix [Sq, Sk] says so. Here row0, column0 count from the
+// matrix's origin.
+template <int kM, int kN8, class RowOf, class ColumnOf>
+__device__ __forceinline__ void mask_by_dense(float (&scores)[kM][kN8][4], const uint8_t* dense,
+                                              int64_t seqlen_q, int64_t seqlen_k, int row0, int column0,
+                                              RowOf row_of, ColumnOf column_of) {
+#pragma unroll
+  for (int n = 0; n < kN8; ++n) {
+    __syncwarp();
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const int row = row0 + row_of(m) + 8 * (e / 2);
+        const int column = column0 + column_of(n) + e % 2;
+        const bool visible = row < seqlen_q && column < seqlen_k && dense[row * seqlen_k + column] != 0;
+        if (!visible) scores[m][n][e] = -INFINITY;
+      }
+    }
+  }
+}
+
+// Which elements of a 16x16 block survive dropout: two n8 accumulators side by side take one Philox call.
+struct DropoutState {
+  uint64_t seed;
+  uint64_t offset;
+  uint32_t threshold;
+  uint32_t head;  // b * Hq + h
+
+  __device__ __forceinline__ PhiloxWords words(int row, int column, int lane) const {
+    return dropout_words(seed, offset, head, row / 16, column / 16, lane);
+  }
+
+  // Element e of the left (n = 0) or right (n = 1) accumulator.
+  __device__ __forceinline__ bool keeps(const PhiloxWords& w, int n, int e) const {
+    const uint32_t word = w.word[2 * n + e / 2];
+    return (e % 2 == 0 ? word & 0xFFFFu : word >> 16) >= threshold;
+  }
+};
+
+}  // namespace flashmask::sm80
