@@ -16,7 +16,7 @@ from .intervals import Interval, Slots
 
 MASKED, PARTIAL, UNMASKED = np.int8(0), np.int8(1), np.int8(2)
 
-_CHUNK = 2**20  # tiles that are worked on at once
+_CHUNK = 2**18  # tiles, and columns, that are worked on at once
 
 
 class _Grid(NamedTuple):
@@ -47,19 +47,20 @@ class _Grid(NamedTuple):
     @property
     def row_ends(self) -> NDArray[np.int64]:
         """One past each row tile's last row."""
-        return np.minimum(np.arange(1, self.row_tiles + 1) * self.block_m, self.seqlen_q)
+        tiles = np.arange(1, self.row_tiles + 1, dtype=np.int64)
+        return np.minimum(tiles * self.block_m, self.seqlen_q)
 
     @property
     def column_starts(self) -> NDArray[np.int64]:
         """Each numbered column tile's first column, counted through all samples and heads, and the end."""
-        first = np.arange(self.column_tiles) * self.block_n
-        mask_starts = np.arange(self.batch * self.heads)[:, None] * self.seqlen_k
+        first = np.arange(self.column_tiles, dtype=np.int64) * self.block_n
+        mask_starts = np.arange(self.batch * self.heads, dtype=np.int64)[:, None] * self.seqlen_k
         return np.append((mask_starts + first).ravel(), self.batch * self.heads * self.seqlen_k)
 
     def chunks(self) -> Iterator[slice]:
         """Ranges of numbered column tiles."""
         tiles = self.batch * self.heads * self.column_tiles
-        step = max(1, _CHUNK // (self.row_tiles + 2))
+        step = max(1, _CHUNK // max(self.row_tiles, self.block_n))
         return (slice(begin, min(begin + step, tiles)) for begin in range(0, tiles, step))
 
     def result(self) -> NDArray[np.int8]:

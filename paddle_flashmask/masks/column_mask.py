@@ -115,10 +115,8 @@ class ColumnMask:
             return cls([(0, np.zeros((batch, heads, seqlen_k), np.int32))], seqlen_q=0, seqlen_k=seqlen_k)
         edge = np.ones((batch, heads, 1, seqlen_k), np.bool_)
         padded = np.concatenate([edge, visible, edge], axis=2)
-        starts, ends = (
-            padded[:, :, :-1] & ~padded[:, :, 1:],
-            ~padded[:, :, :-1] & padded[:, :, 1:],
-        )  # rows 0 to Sq
+        starts = padded[:, :, :-1] & ~padded[:, :, 1:]  # at row 0, ..., Sq
+        ends = ~padded[:, :, :-1] & padded[:, :, 1:]
         count = starts.sum(axis=2)
         if (count > 2).any():
             b, h, j = np.unravel_index(int((count > 2).argmax()), count.shape)

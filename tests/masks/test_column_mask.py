@@ -66,6 +66,7 @@ def test_cached_makes_once_per_key() -> None:
 
 def test_equality_is_for_masks_of_one_shape() -> None:
     assert full(4) != full(4, 5)
+    assert full(4) != full(5, 4)
     assert full(4) != ColumnMask.stack_heads([full(4), full(4)])
     assert full(4) != np.ones((4, 4), bool).tolist()
     assert {causal(4): "found"}[ColumnMask.from_dense(np.tri(4, dtype=bool))] == "found"
