@@ -21,11 +21,13 @@ FLASHMASK_API int flashmask_cpu_forward(const flashmask::ForwardParams* params, 
 FLASHMASK_API int flashmask_cpu_backward(const flashmask::BackwardParams* params, char* message,
                                          size_t capacity);
 
-// Device kernels: *_workspace says how many bytes of device memory params->workspace must offer (256-byte aligned).
-// They launch to params->stream on the current device and do not synchronise.
+// Device kernels: *_workspace says how many bytes of device memory params->workspace must offer (256-byte
+// aligned). They launch to params->stream on the current device and do not synchronise.
 FLASHMASK_API int flashmask_sm80_forward_workspace(const flashmask::ForwardParams* params, int64_t* bytes,
                                                    char* message, size_t capacity);
-FLASHMASK_API int flashmask_sm80_forward(const flashmask::ForwardParams* params, char* message, size_t capacity);
+FLASHMASK_API int flashmask_sm80_forward(const flashmask::ForwardParams* params, char* message,
+                                         size_t capacity);
 FLASHMASK_API int flashmask_sm80_backward_workspace(const flashmask::BackwardParams* params, int64_t* bytes,
                                                     char* message, size_t capacity);
-FLASHMASK_API int flashmask_sm80_backward(const flashmask::BackwardParams* params, char* message, size_t capacity);
+FLASHMASK_API int flashmask_sm80_backward(const flashmask::BackwardParams* params, char* message,
+                                          size_t capacity);
