@@ -51,8 +51,8 @@ struct Scratch {
         dp(kBlockN * kBlockM),
         keep(kBlockN * kBlockM) {}
 
-  Buffer<T> k, v;              // [chunk][padded D], [chunk][padded Dv]: converted
-  Buffer<T> q, dout, o;        // [kBlockM][padded D or Dv]: converted
+  Buffer<T> k, v;              // [chunk][padded D], [chunk][padded Dv]: copied
+  Buffer<T> q, dout, o;        // [kBlockM][padded D or Dv]: copied
   Buffer<T> q_t;               // [D][kBlockM]
   Buffer<T> dout_t;            // [Dv][kBlockM]
   Buffer<T> scores, dp, keep;  // [kBlockN][kBlockM]
@@ -170,8 +170,8 @@ class Backward {
   void read_keys(Keys& keys, const Scratch<T>& scratch) const {
     if (keys.read) return;
     const int32_t count = static_cast<int32_t>(keys.end - keys.begin);
-    keys.k = k_.read_lanes(keys.b, keys.h_k, keys.begin, count, scratch.k.data());
-    keys.v = v_.read_lanes(keys.b, keys.h_k, keys.begin, count, scratch.v.data());
+    keys.k = k_.copy(keys.b, keys.h_k, keys.begin, count, scratch.k.data());
+    keys.v = v_.copy(keys.b, keys.h_k, keys.begin, count, scratch.v.data());
     keys.read = true;
   }
 
@@ -195,8 +195,8 @@ class Backward {
 
   QueryRows read_rows(int64_t b, int64_t h, int64_t row, int32_t rows, const Scratch<T>& scratch) const {
     QueryRows query;
-    query.q = q_.read_lanes(b, h, row, rows, scratch.q.data());
-    query.dout = dout_.read_lanes(b, h, row, rows, scratch.dout.data());
+    query.q = q_.copy(b, h, row, rows, scratch.q.data());
+    query.dout = dout_.copy(b, h, row, rows, scratch.dout.data());
     transpose_rows(query.q, rows, shape_.head_dim, scratch.q_t.data());
     transpose_rows(query.dout, rows, shape_.head_dim_v, scratch.dout_t.data());
     const int64_t at = (b * shape_.heads_q + h) * shape_.seqlen_q + row;

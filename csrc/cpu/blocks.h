@@ -69,22 +69,21 @@ class TensorRows {
 
   // Rows in place where they are stored as T, else converted into scratch [count][dim].
   Rows<const T> read(int64_t b, int64_t h, int64_t row, int32_t count, T* scratch) const {
-    return read_padded(b, h, row, count, dim_, scratch);
-  }
-
-  // The same followed by zeros up to a multiple of the lanes (in place only where none are needed).
-  Rows<const T> read_lanes(int64_t b, int64_t h, int64_t row, int32_t count, T* scratch) const {
-    return read_padded(b, h, row, count, static_cast<int32_t>(round_up(dim_, ops_->lanes)), scratch);
-  }
-
- private:
-  Rows<const T> read_padded(int64_t b, int64_t h, int64_t row, int32_t count, int32_t ld, T* scratch) const {
     const StoredRows rows = stored(b, h, row);
-    if (is_stored_as_t(dtype_) && ld == dim_) return {static_cast<const T*>(rows.data), rows.stride};
-    ops_->load(rows, count, dim_, scratch, ld);
+    if (is_stored_as_t(dtype_)) return {static_cast<const T*>(rows.data), rows.stride};
+    ops_->load(rows, count, dim_, scratch, dim_);
+    return {scratch, dim_};
+  }
+
+  // Rows copied into scratch, each followed by zeros up to a multiple of the lanes. Rows that lie side by
+  // side are worth a copy where they are read often: at strides of whole pages they would share cache sets.
+  Rows<const T> copy(int64_t b, int64_t h, int64_t row, int32_t count, T* scratch) const {
+    const int32_t ld = static_cast<int32_t>(round_up(dim_, ops_->lanes));
+    ops_->load(stored(b, h, row), count, dim_, scratch, ld);
     return {scratch, ld};
   }
 
+ private:
   const TileOps<T>* ops_;
   Tensor tensor_;
   DType dtype_;

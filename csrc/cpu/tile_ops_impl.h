@@ -266,21 +266,21 @@ void draw_keep(T* keep, int32_t columns, int32_t rows, const DropoutTile& tile) 
   const T kept = static_cast<T>(tile.keep_scale);
   for (int column_block = 0; column_block < columns; column_block += 16) {
     for (int row_block = 0; row_block < rows; row_block += 16) {
-      // The words of the 32 lanes of a 16x16 block, by word and lane, so that the draws are vectorised.
-      uint32_t words[4][32];
-      for (uint32_t lane = 0; lane < 32; ++lane) {
-        const PhiloxWords drawn =
-            dropout_words(tile.seed, tile.offset, tile.head, (tile.row_begin + row_block) / 16,
-                          (tile.column_begin + column_block) / 16, lane);
-        for (int w = 0; w < 4; ++w) words[w][lane] = drawn.word[w];
+      // Drawn lane by lane, laid out so that the bits of 16 rows of a column are contiguous.
+      uint32_t words[2][4][2][8];  // [column >= 8][column % 8 / 2][row >= 8][row % 8]
+      for (uint32_t pair = 0; pair < 4; ++pair) {
+        for (uint32_t r = 0; r < 8; ++r) {
+          const PhiloxWords drawn =
+              dropout_words(tile.seed, tile.offset, tile.head, (tile.row_begin + row_block) / 16,
+                            (tile.column_begin + column_block) / 16, r * 4 + pair);
+          for (int w = 0; w < 4; ++w) words[w / 2][pair][w % 2][r] = drawn.word[w];
+        }
       }
       for (int c = 0; c < 16; ++c) {
+        const uint32_t* of_rows = words[c / 8][c % 8 / 2][0];
+        const int shift = c % 2 == 0 ? 0 : 16;
         T* out = keep + (column_block + c) * kBlockM + row_block;
-        for (int r = 0; r < 16; ++r) {
-          const uint32_t word = words[2 * (c / 8) + r / 8][(r % 8) * 4 + (c % 8) / 2];
-          const uint32_t bits = c % 2 == 0 ? word & 0xFFFFu : word >> 16;
-          out[r] = bits < tile.threshold ? T{0} : kept;
-        }
+        for (int r = 0; r < 16; ++r) out[r] = (of_rows[r] >> shift & 0xFFFFu) < tile.threshold ? T{0} : kept;
       }
     }
   }
