@@ -1,54 +1,135 @@
-"""Build the kernels, without Paddle, as a plain shared library with the C interface of flashmask/c_api.h.
+"""Build the kernels, without Paddle, as plain shared libraries with the C interface of flashmask/c_api.h.
 
 python scripts/build_kernels.py --cpu --output build/
+python scripts/build_kernels.py --cuda --output build/      # everything in configs/kernels.toml
+python scripts/build_kernels.py --cuda --subset ci --targets 90 --no-spills
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Callable, Iterable
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
+import generate_instantiations
 import kernel_sources
 
 CPU_LIBRARY = "libflashmask_cpu.so"
+CUDA_LIBRARY = "libflashmask_cuda.so"
+SPILL = re.compile(r"Compiling entry function '(\w+)'.*?(\d+) bytes spill stores", re.DOTALL)
+
+
+class SpillError(RuntimeError):
+    """A kernel keeps some of its registers in memory."""
+
+
+def compile_changed(
+    sources: Iterable[Path],
+    headers: Iterable[str],
+    folder: Path,
+    command: Callable[[Path], list[str]],
+    *,
+    jobs: int | None,
+    inspect: Callable[[Path, str], None] = lambda source, log: None,
+) -> list[Path]:
+    """Compile the sources that are newer than their objects; return all objects' paths.
+
+    ``command`` gives a source's compiler and flags; ``inspect`` is called with a source and what its compiler
+    printed. Raises CalledProcessError on failure.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    watched = [*(kernel_sources.ROOT / name for name in headers), Path(kernel_sources.__file__)]
+    newest_header = max(path.stat().st_mtime for path in watched)
+    includes = [f"-I{path}" for path in kernel_sources.include_dirs()]
+
+    def compile_one(source: Path) -> Path:
+        target = folder / f"{source.parent.name}_{source.stem}.o"
+        if not target.exists() or target.stat().st_mtime < max(newest_header, source.stat().st_mtime):
+            done = subprocess.run(
+                [*command(source), *includes, "-c", str(source), "-o", str(target)],
+                stdout=subprocess.PIPE,
+                stderr=subprocess.STDOUT,
+                text=True,
+                check=False,
+            )
+            if done.returncode:
+                sys.stderr.write(done.stdout)
+                done.check_returncode()
+            inspect(source, done.stdout)
+        return target
+
+    with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
+        return list(pool.map(compile_one, sources))
 
 
 def build_cpu(output: Path, *, compiler: str | None = None, jobs: int | None = None) -> Path:
     """Compile what changed and link it; return the library's path. Raises CalledProcessError on failure."""
     compiler = compiler or os.environ.get("CXX", "g++")
-    objects_dir = output / "objects"
-    objects_dir.mkdir(parents=True, exist_ok=True)
-    includes = [f"-I{folder}" for folder in kernel_sources.include_dirs()]
-    headers = [kernel_sources.ROOT / name for name in kernel_sources.headers()]
-    newest_header = max(path.stat().st_mtime for path in (*headers, Path(kernel_sources.__file__)))
-
-    def compile_one(name: str) -> Path:
-        source = kernel_sources.ROOT / name
-        target = objects_dir / f"{source.stem}.o"
-        if not target.exists() or target.stat().st_mtime < max(newest_header, source.stat().st_mtime):
-            command = [
-                compiler,
-                *kernel_sources.compile_flags(),
-                *includes,
-                "-c",
-                str(source),
-                "-o",
-                str(target),
-            ]
-            subprocess.run(command, check=True)
-        return target
-
-    with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
-        objects = list(pool.map(compile_one, kernel_sources.cpu_sources()))
+    objects = compile_changed(
+        [kernel_sources.ROOT / name for name in kernel_sources.cpu_sources()],
+        kernel_sources.headers(),
+        output / "objects",
+        lambda source: [compiler, *kernel_sources.compile_flags()],
+        jobs=jobs,
+    )
     library = output / CPU_LIBRARY
     command = [compiler, "-shared", *map(str, objects), *kernel_sources.link_flags(), "-o", str(library)]
     subprocess.run(command, check=True)
+    return library
+
+
+def build_cuda(
+    output: Path,
+    *,
+    subset: str | None = None,
+    targets: Iterable[str] = tuple(kernel_sources.CUDA_TARGETS),
+    no_spills: bool = False,
+    jobs: int | None = None,
+) -> Path:
+    """Compile what changed of the CUDA kernels, or of a named subset, and link it; return the library's path.
+
+    Raises CalledProcessError on failure; with ``no_spills`` SpillError where a kernel spills registers.
+    """
+    nvcc = os.environ.get("NVCC", "nvcc")
+    targets = list(targets)
+    if subset is None:
+        instantiations = [kernel_sources.ROOT / name for name in kernel_sources.cuda_instantiations()]
+    else:
+        folder = output / f"instantiations_{subset}"
+        folder.mkdir(parents=True, exist_ok=True)
+        files = generate_instantiations.generate(generate_instantiations.load_config(subset))
+        for name, text in files.items():
+            path = folder / name
+            if not path.exists() or path.read_text() != text:
+                path.write_text(text)
+        instantiations = [folder / name for name in files]
+
+    spilling: list[str] = []
+
+    def find_spills(source: Path, log: str) -> None:
+        spilling.extend(
+            f"{source.name}: {kernel} spills {size} bytes" for kernel, size in SPILL.findall(log) if int(size)
+        )
+
+    objects = compile_changed(
+        [*(kernel_sources.ROOT / name for name in kernel_sources.cuda_sources()), *instantiations],
+        kernel_sources.cuda_headers(),
+        output / f"objects_cuda_{'_'.join(targets)}",
+        lambda source: [nvcc, *kernel_sources.nvcc_flags(source.name, targets), "-Xptxas", "-v"],
+        jobs=jobs,
+        inspect=find_spills,
+    )
+    if no_spills and spilling:
+        raise SpillError("\n".join(spilling))
+    library = output / CUDA_LIBRARY
+    subprocess.run([nvcc, "-shared", *map(str, objects), "-o", str(library)], check=True)
     return library
 
 
@@ -58,11 +139,36 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("--cpu", action="store_true", help="build the CPU kernel")
-    parser.add_argument("--output", type=Path, default=Path("build"), help="folder of the library")
+    parser.add_argument("--cuda", action="store_true", help="build the CUDA kernels; needs nvcc ($NVCC)")
+    parser.add_argument("--subset", help="of configs/kernels.toml; all when not given")
+    parser.add_argument(
+        "--targets",
+        nargs="+",
+        default=list(kernel_sources.CUDA_TARGETS),
+        choices=list(kernel_sources.CUDA_TARGETS),
+        help="GPU architectures",
+    )
+    parser.add_argument("--no-spills", action="store_true", help="fail when a kernel spills registers")
+    parser.add_argument("--jobs", type=int, help="compilers at once; default: one per core")
+    parser.add_argument("--output", type=Path, default=Path("build"), help="folder of the libraries")
     arguments = parser.parse_args()
-    if not arguments.cpu:
-        parser.error("nothing to build: pass --cpu")
-    print(build_cpu(arguments.output))
+    if not arguments.cpu and not arguments.cuda:
+        parser.error("nothing to build: pass --cpu or --cuda")
+    if arguments.cpu:
+        print(build_cpu(arguments.output, jobs=arguments.jobs))
+    if arguments.cuda:
+        try:
+            print(
+                build_cuda(
+                    arguments.output,
+                    subset=arguments.subset,
+                    targets=arguments.targets,
+                    no_spills=arguments.no_spills,
+                    jobs=arguments.jobs,
+                )
+            )
+        except SpillError as error:
+            sys.exit(f"registers spilled:\n{error}")
 
 
 if __name__ == "__main__":

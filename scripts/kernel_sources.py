@@ -7,6 +7,7 @@ its own (docs/cpu-kernel.md says why), so there is nothing to preload and no rpa
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -40,3 +41,39 @@ def compile_flags() -> list[str]:
 def link_flags() -> list[str]:
     """Return the linker's flags."""
     return ["-pthread"]
+
+
+# What the CUDA kernels are compiled for. Code for 8.0 also runs on 8.6 and 8.9; PTX serves what follows 9.0.
+CUDA_TARGETS = {
+    "80": "-gencode=arch=compute_80,code=sm_80",
+    "90": "-gencode=arch=compute_90,code=[sm_90,compute_90]",
+}
+
+
+def cuda_sources() -> list[str]:
+    """Return the sources of the CUDA kernels but for the generated ones, relative to the root."""
+    return ["csrc/sm80/c_api.cc"]
+
+
+def cuda_instantiations() -> list[str]:
+    """Return the generated sources of the CUDA kernels, relative to the root."""
+    folder = ROOT / "csrc" / "instantiations"
+    return sorted(path.relative_to(ROOT).as_posix() for path in folder.glob("*.c[cu]"))
+
+
+def cuda_headers() -> list[str]:
+    """Return every header the CUDA sources may include, relative to the root."""
+    folders = [ROOT / name for name in ("csrc/include", "csrc/common", "csrc/sm80")]
+    paths = (path for folder in folders for path in folder.rglob("*") if path.suffix in (".h", ".cuh"))
+    return sorted(path.relative_to(ROOT).as_posix() for path in paths)
+
+
+def nvcc_flags(source: str, targets: Iterable[str] = tuple(CUDA_TARGETS)) -> list[str]:
+    """Return nvcc's flags for a source, by its file name, and some of CUDA_TARGETS.
+
+    ptxas schedules the backward kernels best at its lowest level: above it, it fetches operands so early that
+    the accumulators' registers spill (measured on an H200: docs/kernel-notes.md).
+    """
+    level = ["-Xptxas", "-O1"] if "backward" in Path(source).name else []
+    host = ["-Xcompiler", "-fPIC,-fvisibility=hidden"]
+    return ["-std=c++17", "-O3", *host, *level, *(CUDA_TARGETS[target] for target in targets)]

@@ -97,11 +97,9 @@ __device__ __forceinline__ MaskPlane select_plane(const MaskTiles& mask, const S
           mask.groups + plane * mask.group_count};
 }
 
-// The dense test mask [Sq, Sk] of one (sample, query head). The asm keeps the address out of the registers of
-// runs that have no dense mask: the compiler must not compute it ahead of the branch that asks for it.
+// The dense test mask [Sq, Sk] of one (sample, query head).
 __device__ __forceinline__ const uint8_t* dense_plane(const MaskTiles& mask, const Shape& shape, int batch,
                                                       int head_q) {
-  asm volatile("" : "+r"(head_q));
   return mask.dense + plane_index(mask, shape, batch, head_q) * shape.seqlen_q * shape.seqlen_k;
 }
 

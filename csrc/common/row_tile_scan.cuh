@@ -50,35 +50,39 @@ __device__ __forceinline__ void scan_row_tile(TileBits& bits, const MaskTiles& m
   }
 }
 
-// Walks the set bits in ascending order.
-class TileCursor {
- public:
-  __device__ __forceinline__ TileCursor(const TileBits& bits, int groups)
-      : bits_(bits), group_(0), groups_(groups), left_(groups > 0 ? bits.visited[0] : 0) {}
+// The walk over the set bits, in ascending order. It lives in shared memory, advanced by one thread and read
+// by all after a barrier, because what is the same for every thread is better kept there than in everyone's
+// registers.
+struct TileWalk {
+  int first_group;  // of the chunk
+  int group;        // relative to first_group: where `left` comes from
+  uint32_t left;    // visited tiles of the group that are still to come
+  int next;         // the next visited tile, or -1 at the end of the chunk
 
-  // The next visited tile relative to the chunk, or -1.
-  __device__ __forceinline__ int next() {
-    while (left_ == 0) {
-      if (++group_ >= groups_) return -1;
-      left_ = bits_.visited[group_];
+  __device__ __forceinline__ void start(const TileBits& bits, int chunk_first_group, int group_count) {
+    first_group = chunk_first_group;
+    group = 0;
+    left = bits.visited[0];
+    advance(bits, group_count);
+  }
+
+  __device__ __forceinline__ void advance(const TileBits& bits, int group_count) {
+    const int groups = min(kGroupsPerChunk, group_count - first_group);
+    while (left == 0) {
+      if (++group >= groups) {
+        next = -1;
+        return;
+      }
+      left = bits.visited[group];
     }
-    const int tile = __ffs(static_cast<int>(left_)) - 1;
-    left_ &= left_ - 1;
-    return group_ * kTilesPerGroup + tile;
+    next = (first_group + group) * kTilesPerGroup + __ffs(static_cast<int>(left)) - 1;
+    left &= left - 1;
   }
-
-  __device__ __forceinline__ bool lower(int tile) const { return test(bits_.lower, tile); }
-  __device__ __forceinline__ bool upper(int tile) const { return test(bits_.upper, tile); }
-
- private:
-  static __device__ __forceinline__ bool test(const uint32_t* words, int tile) {
-    return words[tile / kTilesPerGroup] >> (tile % kTilesPerGroup) & 1;
-  }
-
-  const TileBits& bits_;
-  int group_;
-  int groups_;
-  uint32_t left_;
 };
+
+// Whether a tile's bit is set in `words`, which start with the group first_group.
+__device__ __forceinline__ bool test_tile(const uint32_t* words, int first_group, int tile) {
+  return words[tile / kTilesPerGroup - first_group] >> (tile % kTilesPerGroup) & 1;
+}
 
 }  // namespace flashmask

@@ -17,7 +17,7 @@ namespace flashmask::sm80 {
 // dK and dV [block_n, D], of dQ [block_m, D]; the others divide the columns.
 template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
           int kScoreRows_, int kGradRows_, int kQueryRows_, int kStages_, bool kDropout_,
-          bool kDeterministic_>
+          bool kDeterministic_, bool kDense_>
 struct BackwardConfig {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;
@@ -34,6 +34,7 @@ struct BackwardConfig {
   static constexpr int kQueryColumns = kWarps / kQueryRows;
   static constexpr int kStages = kStages_;  // of Q and dO
   static constexpr bool kDropout = kDropout_;
+  static constexpr bool kDense = kDense_;  // test mode: the mask is read from a dense matrix
   static constexpr bool kDeterministic = kDeterministic_;
   static_assert(kStages == 1 || kStages == 2, "Q and dO are single or double buffered");
   static_assert(kBlockM % (16 * kScoreRows) == 0 && kBlockN % (16 * kScoreColumns) == 0,
@@ -262,7 +263,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 #pragma unroll
               for (int e = 0; e < 4; ++e) scores[m][n][e] = -scores[m][n][e];
         }
-        if (arguments.mask.dense != nullptr) {
+        if constexpr (Config::kDense) {
           mask_by_dense(scores, dense_plane(arguments.mask, shape, batch, head), shape.seqlen_q,
                         shape.seqlen_k, row_begin + lane_row, static_cast<int>(column_begin) + lane_column,
                         row_of, column_of);

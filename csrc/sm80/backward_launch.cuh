@@ -87,16 +87,19 @@ cudaError_t launch_backward(const BackwardParams& params) {
 
 template <class Config>
 constexpr BackwardKernel describe_backward(DType dtype) {
-  return {dtype,
-          Config::kHeadDim,
-          Config::kHeadDimV,
-          Config::kDropout,
-          Config::kDeterministic,
-          Config::kBlockM,
-          Config::kBlockN,
-          sizeof(typename Config::Smem),
-          backward_workspace_bytes<Config>,
-          launch_backward<Config>};
+  BackwardKernel kernel{};
+  kernel.dtype = dtype;
+  kernel.head_dim = Config::kHeadDim;
+  kernel.head_dim_v = Config::kHeadDimV;
+  kernel.dropout = Config::kDropout;
+  kernel.deterministic = Config::kDeterministic;
+  kernel.dense = Config::kDense;
+  kernel.block_m = Config::kBlockM;
+  kernel.block_n = Config::kBlockN;
+  kernel.smem_bytes = sizeof(typename Config::Smem);
+  kernel.workspace_bytes = backward_workspace_bytes<Config>;
+  kernel.launch = launch_backward<Config>;
+  return kernel;
 }
 
 }  // namespace flashmask::sm80

@@ -38,6 +38,7 @@ const Kernel<Params>* choose(const Kernel<Params>* table, int count, const Param
     const Kernel<Params>& kernel = table[i];
     if (kernel.dtype != params.dtype || kernel.smem_bytes > smem_limit) continue;
     if (kernel.dropout != dropout || kernel.deterministic != wants_deterministic(params)) continue;
+    if (kernel.dense != (params.visit == Visit::kDense)) continue;
     if (kernel.head_dim < params.shape.head_dim || kernel.head_dim_v < params.shape.head_dim_v) continue;
     if (best == nullptr || kernel.head_dim + kernel.head_dim_v < best->head_dim + best->head_dim_v)
       best = &kernel;
@@ -56,12 +57,12 @@ int find(const Kernel<Params>* table, int count, const Params& params, const Ker
   if (error != cudaSuccess) return fail_cuda(message, capacity, "reading the device's limits", error);
   *kernel = choose(table, count, params, static_cast<size_t>(smem_limit));
   if (*kernel == nullptr) {
-    return fail(
-        message, capacity,
-        "no sm_80 kernel was built for dtype %d, head_dim %d, head_dim_v %d, dropout %d within %d bytes of "
-        "shared memory",
-        static_cast<int>(params.dtype), params.shape.head_dim, params.shape.head_dim_v,
-        params.dropout.seed_offset != nullptr, smem_limit);
+    return fail(message, capacity,
+                "no sm_80 kernel was built for dtype %d, head_dim %d, head_dim_v %d, dropout %d, visit mode "
+                "%d within %d bytes of "
+                "shared memory",
+                static_cast<int>(params.dtype), params.shape.head_dim, params.shape.head_dim_v,
+                params.dropout.seed_offset != nullptr, smem_limit);
   }
   return 0;
 }

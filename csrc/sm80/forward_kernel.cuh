@@ -9,7 +9,7 @@
 namespace flashmask::sm80 {
 
 template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kBlockN_, int kWarps_,
-          bool kDropout_>
+          bool kDropout_, bool kDense_>
 struct ForwardConfig {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;
@@ -19,6 +19,7 @@ struct ForwardConfig {
   static constexpr int kWarps = kWarps_;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr bool kDropout = kDropout_;
+  static constexpr bool kDense = kDense_;  // test mode: the mask is read from a dense matrix
   static_assert(kBlockM % (16 * kWarps) == 0, "every warp owns whole 16-row fragments");
   static_assert(kBlockN <= kThreads, "one thread copies one column's slots");
   static_assert(kBlockN % 32 == 0, "the pre-pass walks tiles 32 columns at a time");
@@ -35,6 +36,7 @@ struct ForwardConfig {
     alignas(16) Slot lower[kBlockN];
     alignas(16) Slot upper[kBlockN];
     TileBits tiles;
+    TileWalk walk;
   };
 };
 
@@ -138,7 +140,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 
   const uint32_t q_tile = shared_address(smem.q), k_tile = shared_address(smem.k),
                  v_tile = shared_address(smem.v);
-  const auto load_k = [&](int tile) {
+  const auto load_k = [&](int tile, int thread) {
     const int64_t first = int64_t{tile} * kBlockN;
     const int valid = static_cast<int>(min(int64_t{kBlockN}, shape.seqlen_k - first));
     load_tile<KTile, kThreads>(k_tile, k + first * params.k.stride_seq, params.k.stride_seq, valid,
@@ -150,7 +152,7 @@ __global__ void __launch_bounds__(Config::kThreads)
                   (thread < kCopies ? plane.lower : plane.upper) + first + column, true);
     }
   };
-  const auto load_v = [&](int tile) {
+  const auto load_v = [&](int tile, int thread) {
     const int64_t first = int64_t{tile} * kBlockN;
     const int valid = static_cast<int>(min(int64_t{kBlockN}, shape.seqlen_k - first));
     load_tile<VTile, kThreads>(v_tile, v + first * params.v.stride_seq, params.v.stride_seq, valid,
@@ -158,9 +160,6 @@ __global__ void __launch_bounds__(Config::kThreads)
   };
 
   const int warp_row = warp * 16 * kM;
-  const BlockReader<QTile, Walk::kRows16> q_blocks(q_tile, warp_row, 0, lane);
-  const BlockReader<KTile, Walk::kColumns16> k_blocks(k_tile, 0, 0, lane);
-  const BlockReader<VTile, Walk::kRows16> v_blocks(v_tile, 0, 0, lane);
   const int lane_row = row_begin + warp_row + lane / 4, lane_column = 2 * (lane % 4);
   const auto row_of = [](int m) { return 16 * m; };
   const auto column_of = [](int n) { return 8 * n; };
@@ -184,25 +183,29 @@ __global__ void __launch_bounds__(Config::kThreads)
   clear(output);
   load_tile<QTile, kThreads>(q_tile, q, params.q.stride_seq, row_end - row_begin, shape.head_dim, thread);
 
-  for (int first_group = 0; first_group < arguments.mask.group_count; first_group += kGroupsPerChunk) {
+  for (int chunk = 0; chunk < arguments.mask.group_count; chunk += kGroupsPerChunk) {
     __syncthreads();
-    scan_row_tile<Config::kWarps>(smem.tiles, arguments.mask, plane, first_group, row_begin, row_end, warp,
-                                  lane);
+    scan_row_tile<Config::kWarps>(smem.tiles, arguments.mask, plane, chunk, row_begin, row_end, warp, lane);
     __syncthreads();
-    TileCursor cursor(smem.tiles, min(kGroupsPerChunk, arguments.mask.group_count - first_group));
-    const int first_tile = first_group * kTilesPerGroup;
-    int tile = cursor.next();
-    if (tile >= 0) load_k(first_tile + tile);
+    if (thread == 0) smem.walk.start(smem.tiles, chunk, arguments.mask.group_count);
+    __syncthreads();
+    int tile = smem.walk.next;
+    if (tile >= 0) load_k(tile, thread);
     cp_async_commit();
 
     while (tile >= 0) {
+      const uint32_t zero = Config::kHeadDim > 64 ? varying_zero(tile) : 0;
       cp_async_wait<0>();
       __syncthreads();  // K and its columns have arrived; everyone is done with V
-      load_v(first_tile + tile);
+      load_v(tile, thread + zero);
       cp_async_commit();
+      if (thread == 0) smem.walk.advance(smem.tiles, arguments.mask.group_count);
 
       float scores[kM][kN8][4];
       clear(scores);
+      const BlockReader<QTile, Walk::kRows16> q_blocks(q_tile + zero, warp_row, 0, lane);
+      const BlockReader<KTile, Walk::kColumns16> k_blocks(k_tile + zero, 0, 0, lane);
+      const BlockReader<VTile, Walk::kRows16> v_blocks(v_tile + zero, 0, 0, lane);
       warp_gemm<Element, kM, kN8, Config::kHeadDim / 16>(
           scores, [&](uint32_t (&a)[4], int m, int d) { ldmatrix_x4(a, q_blocks(m, d)); },
           [&](uint32_t (&b)[4], int n, int d) { ldmatrix_x4(b, k_blocks(n, d)); });
@@ -215,21 +218,23 @@ __global__ void __launch_bounds__(Config::kThreads)
             for (int e = 0; e < 4; ++e) scores[m][n][e] = -scores[m][n][e];
       }
 
-      const int column_begin = (first_tile + tile) * kBlockN;
-      if (arguments.mask.dense != nullptr) {
+      const int column_begin = tile * kBlockN;
+      if constexpr (Config::kDense) {
         mask_by_dense(scores, dense_plane(arguments.mask, shape, batch, head), shape.seqlen_q, shape.seqlen_k,
                       lane_row, column_begin + lane_column, row_of, column_of);
       } else {
-        if (cursor.lower(tile) || column_begin + kBlockN > shape.seqlen_k) {
+        if (test_tile(smem.tiles.lower, smem.walk.first_group, tile) ||
+            column_begin + kBlockN > shape.seqlen_k) {
           mask_by_slot(scores, smem.lower, lane_row, lane_column, row_of, column_of);
         }
-        if (cursor.upper(tile)) mask_by_slot(scores, smem.upper, lane_row, lane_column, row_of, column_of);
+        if (test_tile(smem.tiles.upper, smem.walk.first_group, tile))
+          mask_by_slot(scores, smem.upper, lane_row, lane_column, row_of, column_of);
       }
 
       cp_async_wait<0>();
       __syncthreads();  // V has arrived; everyone is done with K and its columns
-      tile = cursor.next();
-      if (tile >= 0) load_k(first_tile + tile);
+      tile = smem.walk.next;
+      if (tile >= 0) load_k(tile, thread + zero);
       cp_async_commit();
 
       softmax.update(scores, output, scale);

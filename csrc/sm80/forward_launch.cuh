@@ -33,16 +33,19 @@ cudaError_t launch_forward(const ForwardParams& params) {
 
 template <class Config>
 constexpr ForwardKernel describe_forward(DType dtype) {
-  return {dtype,
-          Config::kHeadDim,
-          Config::kHeadDimV,
-          Config::kDropout,
-          false,
-          Config::kBlockM,
-          Config::kBlockN,
-          sizeof(typename Config::Smem),
-          forward_workspace_bytes<Config>,
-          launch_forward<Config>};
+  ForwardKernel kernel{};
+  kernel.dtype = dtype;
+  kernel.head_dim = Config::kHeadDim;
+  kernel.head_dim_v = Config::kHeadDimV;
+  kernel.dropout = Config::kDropout;
+  kernel.deterministic = false;
+  kernel.dense = Config::kDense;
+  kernel.block_m = Config::kBlockM;
+  kernel.block_n = Config::kBlockN;
+  kernel.smem_bytes = sizeof(typename Config::Smem);
+  kernel.workspace_bytes = forward_workspace_bytes<Config>;
+  kernel.launch = launch_forward<Config>;
+  return kernel;
 }
 
 }  // namespace flashmask::sm80

@@ -17,6 +17,7 @@ struct Kernel {
   int head_dim_v;  // serves Dv <= head_dim_v
   bool dropout;
   bool deterministic;  // forward always is, and says false: it has no other way
+  bool dense;          // serves Visit::kDense, and nothing else
   int block_m;
   int block_n;
   size_t smem_bytes;  // a device with less per block cannot run it

@@ -35,16 +35,19 @@ __device__ __forceinline__ void mask_by_dense(float (&scores)[kM][kN8][4], const
                                               int64_t seqlen_q, int64_t seqlen_k, int row0, int column0,
                                               RowOf row_of, ColumnOf column_of) {
 #pragma unroll
-  for (int n = 0; n < kN8; ++n) {
-    __syncwarp();
+  for (int m = 0; m < kM; ++m) {
 #pragma unroll
-    for (int m = 0; m < kM; ++m) {
+    for (int h = 0; h < 2; ++h) {
+      const int row = row0 + row_of(m) + 8 * h;
+      const uint8_t* visible = dense + row * seqlen_k + column0;
+      const int columns = row < seqlen_q ? static_cast<int>(min(int64_t{1} << 30, seqlen_k - column0)) : 0;
 #pragma unroll
-      for (int e = 0; e < 4; ++e) {
-        const int row = row0 + row_of(m) + 8 * (e / 2);
-        const int column = column0 + column_of(n) + e % 2;
-        const bool visible = row < seqlen_q && column < seqlen_k && dense[row * seqlen_k + column] != 0;
-        if (!visible) scores[m][n][e] = -INFINITY;
+      for (int n = 0; n < kN8; ++n) {
+#pragma unroll
+        for (int c = 0; c < 2; ++c) {
+          const int column = column_of(n) + c;
+          if (column >= columns || visible[column] == 0) scores[m][n][2 * h + c] = -INFINITY;
+        }
       }
     }
   }

@@ -1,0 +1,19 @@
+// Written by scripts/generate_instantiations.py from configs/kernels.toml; edit that.
+#include "sm80/backward_launch.cuh"
+
+namespace flashmask::sm80 {
+
+extern const BackwardKernel backward_d192_fp16[9];
+const BackwardKernel backward_d192_fp16[9] = {
+    describe_backward<BackwardConfig<__half, 192, 192, 64, 64, 8, 4, 2, 4, 2, false, false, false>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 192, 192, 64, 64, 8, 4, 2, 4, 2, true, false, false>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 192, 192, 64, 64, 8, 4, 2, 4, 2, false, true, false>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 192, 192, 64, 64, 8, 4, 2, 4, 2, true, true, false>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 192, 192, 64, 64, 8, 4, 2, 4, 2, false, true, true>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 192, 192, 32, 64, 8, 2, 4, 2, 1, false, false, false>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 192, 192, 32, 64, 8, 2, 4, 2, 1, true, false, false>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 192, 192, 32, 64, 8, 2, 4, 2, 1, false, true, false>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 192, 192, 32, 64, 8, 2, 4, 2, 1, true, true, false>>(DType::kFloat16),
+};
+
+}  // namespace flashmask::sm80

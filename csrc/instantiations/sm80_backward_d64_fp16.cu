@@ -1,0 +1,23 @@
+// Written by scripts/generate_instantiations.py from configs/kernels.toml; edit that.
+#include "sm80/backward_launch.cuh"
+
+namespace flashmask::sm80 {
+
+extern const BackwardKernel backward_d64_fp16[13];
+const BackwardKernel backward_d64_fp16[13] = {
+    describe_backward<BackwardConfig<__half, 64, 64, 128, 128, 8, 2, 4, 4, 2, false, false, false>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 64, 64, 128, 128, 8, 2, 4, 4, 2, true, false, false>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 64, 64, 128, 128, 8, 2, 4, 4, 2, false, true, false>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 64, 64, 128, 128, 8, 2, 4, 4, 2, true, true, false>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 64, 64, 128, 128, 8, 2, 4, 4, 2, false, true, true>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 64, 64, 128, 128, 8, 2, 4, 4, 1, false, false, false>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 64, 64, 128, 128, 8, 2, 4, 4, 1, true, false, false>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 64, 64, 128, 128, 8, 2, 4, 4, 1, false, true, false>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 64, 64, 128, 128, 8, 2, 4, 4, 1, true, true, false>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 64, 64, 64, 128, 8, 2, 4, 4, 1, false, false, false>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 64, 64, 64, 128, 8, 2, 4, 4, 1, true, false, false>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 64, 64, 64, 128, 8, 2, 4, 4, 1, false, true, false>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 64, 64, 64, 128, 8, 2, 4, 4, 1, true, true, false>>(DType::kFloat16),
+};
+
+}  // namespace flashmask::sm80

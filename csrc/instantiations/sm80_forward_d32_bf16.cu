@@ -1,0 +1,13 @@
+// Written by scripts/generate_instantiations.py from configs/kernels.toml; edit that.
+#include "sm80/forward_launch.cuh"
+
+namespace flashmask::sm80 {
+
+extern const ForwardKernel forward_d32_bf16[3];
+const ForwardKernel forward_d32_bf16[3] = {
+    describe_forward<ForwardConfig<__nv_bfloat16, 32, 32, 128, 64, 4, false, false>>(DType::kBFloat16),
+    describe_forward<ForwardConfig<__nv_bfloat16, 32, 32, 128, 64, 4, true, false>>(DType::kBFloat16),
+    describe_forward<ForwardConfig<__nv_bfloat16, 32, 32, 128, 64, 4, false, true>>(DType::kBFloat16),
+};
+
+}  // namespace flashmask::sm80

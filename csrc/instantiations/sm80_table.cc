@@ -1,0 +1,86 @@
+// Written by scripts/generate_instantiations.py from configs/kernels.toml; edit that.
+#include <vector>
+
+#include "sm80/kernel_table.h"
+
+namespace flashmask::sm80 {
+
+extern const ForwardKernel forward_d32_bf16[3];
+extern const ForwardKernel forward_d32_fp16[3];
+extern const ForwardKernel forward_d64_bf16[3];
+extern const ForwardKernel forward_d64_fp16[3];
+extern const ForwardKernel forward_d96_bf16[3];
+extern const ForwardKernel forward_d96_fp16[3];
+extern const ForwardKernel forward_d128_bf16[3];
+extern const ForwardKernel forward_d128_fp16[3];
+extern const ForwardKernel forward_d192_128_bf16[3];
+extern const ForwardKernel forward_d192_128_fp16[3];
+extern const ForwardKernel forward_d192_bf16[3];
+extern const ForwardKernel forward_d192_fp16[3];
+extern const ForwardKernel forward_d256_bf16[5];
+extern const ForwardKernel forward_d256_fp16[5];
+extern const BackwardKernel backward_d32_bf16[9];
+extern const BackwardKernel backward_d32_fp16[9];
+extern const BackwardKernel backward_d64_bf16[13];
+extern const BackwardKernel backward_d64_fp16[13];
+extern const BackwardKernel backward_d96_bf16[9];
+extern const BackwardKernel backward_d96_fp16[9];
+extern const BackwardKernel backward_d128_bf16[13];
+extern const BackwardKernel backward_d128_fp16[13];
+extern const BackwardKernel backward_d192_128_bf16[9];
+extern const BackwardKernel backward_d192_128_fp16[9];
+extern const BackwardKernel backward_d192_bf16[9];
+extern const BackwardKernel backward_d192_fp16[9];
+extern const BackwardKernel backward_d256_bf16[13];
+extern const BackwardKernel backward_d256_fp16[13];
+
+namespace {
+
+template <class Kernel, int kCount>
+void append(std::vector<Kernel>& all, const Kernel (&some)[kCount]) {
+  all.insert(all.end(), some, some + kCount);
+}
+
+}  // namespace
+
+KernelTable kernel_table() {
+  static const auto forward = [] {
+    std::vector<ForwardKernel> all;
+    append(all, forward_d32_bf16);
+    append(all, forward_d32_fp16);
+    append(all, forward_d64_bf16);
+    append(all, forward_d64_fp16);
+    append(all, forward_d96_bf16);
+    append(all, forward_d96_fp16);
+    append(all, forward_d128_bf16);
+    append(all, forward_d128_fp16);
+    append(all, forward_d192_128_bf16);
+    append(all, forward_d192_128_fp16);
+    append(all, forward_d192_bf16);
+    append(all, forward_d192_fp16);
+    append(all, forward_d256_bf16);
+    append(all, forward_d256_fp16);
+    return all;
+  }();
+  static const auto backward = [] {
+    std::vector<BackwardKernel> all;
+    append(all, backward_d32_bf16);
+    append(all, backward_d32_fp16);
+    append(all, backward_d64_bf16);
+    append(all, backward_d64_fp16);
+    append(all, backward_d96_bf16);
+    append(all, backward_d96_fp16);
+    append(all, backward_d128_bf16);
+    append(all, backward_d128_fp16);
+    append(all, backward_d192_128_bf16);
+    append(all, backward_d192_128_fp16);
+    append(all, backward_d192_bf16);
+    append(all, backward_d192_fp16);
+    append(all, backward_d256_bf16);
+    append(all, backward_d256_fp16);
+    return all;
+  }();
+  return {forward.data(), static_cast<int>(forward.size()), backward.data(), static_cast<int>(backward.size())};
+}
+
+}  // namespace flashmask::sm80
