@@ -31,3 +31,11 @@ FLASHMASK_API int flashmask_sm80_backward_workspace(const flashmask::BackwardPar
                                                     char* message, size_t capacity);
 FLASHMASK_API int flashmask_sm80_backward(const flashmask::BackwardParams* params, char* message,
                                           size_t capacity);
+
+// For tests: kinds [Bm, Hm, ceil(Sq / block_m), ceil(Sk / block_n)] receives each tile's TileKind (0 masked,
+// 1 partial, 2 unmasked) as forward's scan or backward's row runs see it. block_n in {32, 64, 128}. Returns a
+// cudaError_t.
+FLASHMASK_API int64_t flashmask_cuda_classify_workspace(const flashmask::ForwardParams* params,
+                                                        int32_t block_n);
+FLASHMASK_API int flashmask_cuda_classify(const flashmask::ForwardParams* params, int32_t block_m,
+                                          int32_t block_n, int32_t backward, int8_t* kinds);
