@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import functools
 import inspect
+import math
 import warnings
 from collections.abc import Callable
 from types import TracebackType
@@ -85,7 +86,7 @@ class Switch:
 
         self.calls += 1
         if startend_row_indices is None or self.visit == "skip":
-            self.mask_bytes = 0 if startend_row_indices is None else 4 * int(startend_row_indices.size)
+            self.mask_bytes = 0 if startend_row_indices is None else 4 * math.prod(startend_row_indices.shape)
             return flashmask_attention(query, key, value, startend_row_indices, **options)
         return self._dense_attention(query, key, value, startend_row_indices, **options)
 
@@ -163,6 +164,9 @@ def disable() -> None:
 
 def check_model(model: Any) -> None:
     """Raise unless `model` gives the indices of a packed batch to the operator.
+
+    `enable()` makes models check this at every call that brings indices. Call it yourself where indices may
+    be lost before: trainers drop those columns of a Hugging Face dataset that `forward` does not take.
 
     Args:
         model: a PaddleNLP model (or one of its layers) with a `config`.

@@ -167,6 +167,21 @@ def test_recomputation_changes_nothing(granularity):
         np.testing.assert_array_equal(gradient, plain[1][key], err_msg=key)
 
 
+@pytest.mark.filterwarnings("ignore:Tensor do not have 'place'")  # Paddle's full_like, while it traces
+@pytest.mark.parametrize("name", MODELS)
+def test_a_traced_model_keeps_the_mask(name):
+    model, one, two = build(name), batch(documents()), batch(documents(seed=1))
+    with integration.enable():
+        eager = [loss_and_gradients(model, inputs) for inputs in (one, two)]
+        # Without full_graph PaddleNLP's models do not trace, with or without this package.
+        traced = paddle.jit.to_static(model, full_graph=True)
+        again = [loss_and_gradients(traced, inputs) for inputs in (one, two)]
+    for (loss, gradients), (loss_again, gradients_again) in zip(eager, again, strict=True):
+        np.testing.assert_allclose(loss_again, loss, rtol=1e-6)
+        for key, gradient in gradients.items():
+            np.testing.assert_allclose(gradients_again[key], gradient, rtol=1e-4, atol=1e-7, err_msg=key)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_a_run_equals_the_dense_mask_run_bit_for_bit(name):
     curves, weights = {}, {}
@@ -264,6 +279,7 @@ def test_generate_without_indices_still_works():
     prompt = batch(documents())["input_ids"]
     options = {
         "attention_mask": paddle.ones_like(prompt),
+        "decode_strategy": "greedy_search",
         "max_new_tokens": 2,
         "eos_token_id": 0,
         "pad_token_id": 0,
