@@ -328,10 +328,10 @@ def qk_sparse(seqlen: int, ranges: Any) -> ColumnMask:
     bounds = sorted(as_range(f"ranges[{i}]", pair, seqlen) for i, pair in enumerate(pairs))
     # Of the ranges that hold a column, only the largest stop counts: rows up to the diagonal are hidden
     # anyway.
-    stop = np.zeros(seqlen + 1, np.int64)
+    starting = np.zeros(seqlen + 1, np.int64)
     if bounds:
-        np.maximum.at(stop, [start for start, _ in bounds], [end for _, end in bounds])
-    stop = np.maximum.accumulate(stop)[:seqlen]
+        np.maximum.at(starting, [start for start, _ in bounds], [end for _, end in bounds])
+    stop = np.maximum.accumulate(starting)[:seqlen]
     column = np.arange(seqlen)
     return ColumnMask([(0, causal_rows(seqlen, seqlen)), (column, stop)], seqlen_q=seqlen, seqlen_k=seqlen)
 
