@@ -221,7 +221,7 @@ def commit() -> str:
     def git(*arguments: str) -> str:
         return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout.strip()
 
-    sources = ("csrc/cpu", "csrc/common", "csrc/include", "scripts/bench/cpu.py", "scripts/ckernels.py")
+    sources = ("csrc/cpu", "csrc/common/*.h", "csrc/include", "scripts/bench/cpu.py", "scripts/ckernels.py")
     changed = git("status", "--porcelain", "--untracked-files=no", *sources)
     return git("rev-parse", "--short", "HEAD") + (" with changes" if changed else "")
 
