@@ -1,5 +1,6 @@
 #!/usr/bin/env bash
-# Checks format, style and types of everything, in .venv-test; --fix formats and mends what can be mended.
+# Checks format, style, types and that generated files are up to date, in .venv-test; --fix formats and mends
+# what can be mended.
 #
 #   bash scripts/lint.sh [--fix]
 set -euo pipefail
@@ -25,4 +26,5 @@ check ruff format --check
 check ruff check
 check mypy
 check clang-format --dry-run -Werror "${kernels[@]}"
+check python scripts/generate_instantiations.py --check
 exit "$failed"
