@@ -10,7 +10,7 @@ import importlib
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from paddle_flashmask import integrations, masks, nn, reference
+    from paddle_flashmask import integrations, masks, nn, packing, reference
     from paddle_flashmask._ops import load_operators
     from paddle_flashmask.functional import attention, flashmask_attention
 
@@ -24,10 +24,11 @@ __all__ = [
     "load_operators",
     "masks",
     "nn",
+    "packing",
     "reference",
 ]
 
-_MODULES = {"integrations", "masks", "nn", "reference"}
+_MODULES = {"integrations", "masks", "nn", "packing", "reference"}
 _FUNCTIONS = {
     "attention": "paddle_flashmask.functional",
     "flashmask_attention": "paddle_flashmask.functional",
