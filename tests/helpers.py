@@ -396,3 +396,16 @@ def to_paddle(x: np.ndarray, dtype: str, *, stop_gradient: bool = True) -> Any:
 def to_numpy(tensor: Any) -> np.ndarray:
     """A Paddle tensor's values as float32, or float64."""
     return tensor.numpy() if str(tensor.dtype) == "paddle.float64" else tensor.astype("float32").numpy()
+
+
+# Paddle 3.3.1 crashes now and then (without this package too) when it traces a function after it has freed
+# one that was traced before: none of them is freed.
+_traced: list[Any] = []
+
+
+def traced(function: Any, *, full_graph: bool = True, **options: Any) -> Any:
+    """``paddle.jit.to_static(function)``: as one program, or (not ``full_graph``) piece by piece."""
+    import paddle
+
+    _traced.append(paddle.jit.to_static(function, full_graph=full_graph, **options))
+    return _traced[-1]

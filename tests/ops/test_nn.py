@@ -7,7 +7,7 @@ import pytest
 
 paddle = pytest.importorskip("paddle")
 
-from helpers import dense_from_indices  # noqa: E402
+from helpers import dense_from_indices, traced  # noqa: E402
 
 from paddle_flashmask import masks, nn  # noqa: E402
 
@@ -195,7 +195,7 @@ def test_to_static_of_any_batch_and_length(rng, train):
             return self.attention(x, causal=True)
 
     spec = [paddle.static.InputSpec([None, None, EMBED_DIM], "float32")]
-    static = paddle.jit.to_static(Model(), input_spec=spec, full_graph=True)
+    static = traced(Model(), input_spec=spec)
     assert_same_with_gradients(layer, x, static(x), expected, rtol=1e-6, atol=1e-6)
     shorter = x[:1, :17]
     np.testing.assert_allclose(
@@ -211,7 +211,7 @@ def test_to_static_with_indices_and_positions(rng):
         "position_ids": paddle.to_tensor(POSITIONS),
     }
     expected = layer(x, **arguments)
-    static = paddle.jit.to_static(layer, full_graph=True)
+    static = traced(layer)
     np.testing.assert_allclose(static(x, **arguments).numpy(), expected.numpy(), rtol=1e-6, atol=1e-6)
 
 

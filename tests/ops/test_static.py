@@ -11,16 +11,12 @@ from typing import Any
 import numpy as np
 import paddle
 import pytest
+from helpers import traced
 from paddle.static import InputSpec
 
 from paddle_flashmask import attention, flashmask_attention, masks
 
 SEQLEN = 24
-
-
-def traced(function: Any, **options: Any) -> Any:
-    """A function or layer as one program."""
-    return paddle.jit.to_static(function, full_graph=True, **options)
 
 
 def random_inputs(seqlen: int = SEQLEN, batch: int = 2, seed: int = 0) -> list[paddle.Tensor]:
@@ -56,7 +52,7 @@ def test_traced_equals_eager(full_graph):
     def f(q, k, v, indices):
         return attention(q, k, v, startend_row_indices=indices, causal=True, return_lse=True)
 
-    assert_same(f, paddle.jit.to_static(f, full_graph=full_graph), document_indices([10, 14]))
+    assert_same(f, traced(f, full_graph=full_graph), document_indices([10, 14]))
 
 
 @pytest.mark.parametrize("full_graph", [True, False])
@@ -64,7 +60,7 @@ def test_only_one_output_used(full_graph):
     def f(q, k, v):
         return attention(q, k, v, causal=True, return_lse=True)[1]
 
-    assert_same(f, paddle.jit.to_static(f, full_graph=full_graph))
+    assert_same(f, traced(f, full_graph=full_graph))
 
 
 def test_indices_are_inputs_that_may_change():
@@ -91,7 +87,7 @@ class MaskedAttention(paddle.nn.Layer):
 @pytest.mark.parametrize("full_graph", [True, False])
 def test_a_mask_is_a_constant(full_graph):
     mask = masks.share_question([(10, [3, 4]), (4, [3])])
-    assert_same(MaskedAttention(mask), paddle.jit.to_static(MaskedAttention(mask), full_graph=full_graph))
+    assert_same(MaskedAttention(mask), traced(MaskedAttention(mask), full_graph=full_graph))
 
 
 def test_a_mask_of_more_values_than_one_constant_holds():
@@ -168,7 +164,7 @@ def test_each_step_draws_its_dropout(full_graph):
     def f(q, k, v):
         return attention(q, k, v, dropout_p=0.5)
 
-    g = paddle.jit.to_static(f, full_graph=full_graph)
+    g = traced(f, full_graph=full_graph)
     inputs = random_inputs()
     paddle.seed(3)
     first, second = g(*inputs).numpy(), g(*inputs).numpy()
@@ -203,7 +199,7 @@ def test_training_a_traced_layer_is_training_the_layer():
     indices = document_indices([10, 14])
     x = paddle.to_tensor(np.random.default_rng(0).standard_normal((2, SEQLEN, 16)).astype(np.float32))
     losses = []
-    for convert in (lambda layer: layer, paddle.jit.to_static):
+    for convert in (lambda layer: layer, traced):
         paddle.seed(0)
         layer = Block()
         model = convert(layer)
