@@ -6,6 +6,10 @@
 #include <thread>
 #include <vector>
 
+#if defined(__linux__)
+#include <sched.h>
+#endif
+
 namespace flashmask::cpu {
 
 namespace {
@@ -18,7 +22,12 @@ int openmp_threads() {
     const int threads = std::atoi(value);  // of a list for nested levels, the first
     if (threads > 0) return threads;
   }
-  return std::max(1u, std::thread::hardware_concurrency());
+#if defined(__linux__)
+  // What a container or taskset leaves of the machine.
+  cpu_set_t allowed;
+  if (sched_getaffinity(0, sizeof allowed, &allowed) == 0) return CPU_COUNT(&allowed);
+#endif
+  return static_cast<int>(std::max(1u, std::thread::hardware_concurrency()));
 }
 
 }  // namespace
