@@ -220,8 +220,7 @@ def train(
         return json.loads(result_path.read_text())
     directory.mkdir(parents=True, exist_ok=True)
     model_args, _, args = parse(settings | {"output_dir": str(directory)})
-    checkpoint = get_last_checkpoint(str(directory))
-    resumed_step = int(checkpoint.rsplit("-", 1)[1]) if checkpoint else 0
+    checkpoint, resumed_step = last_checkpoint(directory, args.max_steps)
     tokenizer = ByteTokenizer()
     # Checkpoints hold the optimizer's state by parameter name: the guard names them as in a fresh process.
     with paddle.utils.unique_name.guard(), integration.enable(visit) as switch:
@@ -247,6 +246,19 @@ def train(
     result = {"mask_bytes": mask_bytes, "eval_loss": eval_loss, "weights_sha256": weights.hexdigest()}
     result_path.write_text(json.dumps(result, indent=2) + "\n")
     return result
+
+
+def last_checkpoint(directory: Path, max_steps: int) -> tuple[str | None, int]:
+    """The last checkpoint before `max_steps`, and its step; (None, 0) without one.
+
+    One at `max_steps` is deleted: PaddleNLP's trainer would resume it with one step too many.
+    """
+    while checkpoint := get_last_checkpoint(str(directory)):
+        step = int(checkpoint.rsplit("-", 1)[1])
+        if step < max_steps:
+            return checkpoint, step
+        shutil.rmtree(checkpoint)
+    return None, 0
 
 
 def read_curve(path: Path) -> list[dict[str, float]]:

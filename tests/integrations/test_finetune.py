@@ -88,6 +88,12 @@ def test_an_interrupted_run_continues_to_the_same_bits(finetune, tmp_path, monke
     assert finetune.main(arguments(resumed, max_steps=4)) == 0
     assert losses(resumed) == losses(whole)
 
+    # Interrupted between the last step and the evaluation.
+    (resumed / "report.json").unlink()
+    (resumed / "dense" / "result.json").unlink()
+    assert finetune.main(arguments(resumed, max_steps=4)) == 0
+    assert losses(resumed) == losses(whole)
+
 
 def test_unknown_settings_are_refused(finetune, tmp_path):
     with pytest.raises(ValueError, match="unknown settings: max_step"):
