@@ -14,7 +14,7 @@ namespace flashmask::cpu {
 
 namespace {
 
-// About 50 microseconds of one core: what makes starting a thread worth while.
+// About 40 microseconds of one core with AVX-512: what makes starting a thread worth while.
 constexpr double kMultiplyAddsPerThread = 4e6;
 
 int openmp_threads() {

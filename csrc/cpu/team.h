@@ -1,6 +1,6 @@
 // A team of threads that lives for one call of the kernel.
 //
-// Threads are started per call (about 20 microseconds each) instead of being kept in a pool or taken from
+// Threads are started per call (about 15 microseconds each) instead of being kept in a pool or taken from
 // OpenMP: nothing is left to break in a forked data loader, to spin beside Paddle's own threads, or to depend
 // on which OpenMP runtime was loaded first.
 #pragma once
