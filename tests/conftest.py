@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import os
 import zlib
 from collections.abc import Iterator
@@ -21,15 +22,17 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     gpu_items = [item for item in items if item.get_closest_marker("gpu")]
     if gpu_items and not _has_gpu():
         for item in gpu_items:
-            item.add_marker(pytest.mark.skip(reason="needs a CUDA device and a CUDA build of Paddle"))
+            item.add_marker(pytest.mark.skip(reason="needs a CUDA device"))
 
 
 def _has_gpu() -> bool:
+    """Whether the driver knows a device: the kernels' own tests reach it without Paddle."""
     try:
-        import paddle
-    except ImportError:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
         return False
-    return paddle.is_compiled_with_cuda() and paddle.device.cuda.device_count() > 0
+    count = ctypes.c_int(0)
+    return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
 
 
 @pytest.fixture

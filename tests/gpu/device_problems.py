@@ -1,0 +1,231 @@
+"""Attention problems on a device, and their two answers there: the float64 oracle's and plain low precision's.
+
+Both answers come from one function that writes attention and its gradients down, rows by rows so that 16K
+tokens fit; test_device_problems.py holds it against paddle_flashmask.reference.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
+
+import torch
+from device_kernels import GRADIENTS, Kernels, placed
+from helpers import Results, assert_matches_reference
+from kernel_calls import Options
+
+from paddle_flashmask.reference import dropout_keep_mask
+
+# Elements of one chunk of scores, [B, Hq, rows, Sk]; about ten such tensors live at a time.
+_CHUNK_ELEMENTS = 1 << 26
+
+torch.set_float32_matmul_precision("highest")  # the plain implementation's float32 is not TF32
+
+
+@dataclass(frozen=True)
+class Problem:
+    """One attention problem: q ``[B, Sq, Hq, D]``, k, v, dout likewise, dlse ``[B, Hq, Sq]`` or None."""
+
+    q: torch.Tensor
+    k: torch.Tensor
+    v: torch.Tensor
+    dout: torch.Tensor
+    dlse: torch.Tensor | None
+    options: Options = field(default_factory=Options)
+
+    def with_options(self, **changes: object) -> Problem:
+        return replace(self, options=replace(self.options, **changes))
+
+
+def make_problem(
+    seed: int,
+    *,
+    dtype: str = "bfloat16",
+    batch: int = 1,
+    seqlen_q: int = 200,
+    seqlen_k: int | None = None,
+    heads_q: int = 2,
+    heads_k: int | None = None,
+    head_dim: int = 64,
+    head_dim_v: int | None = None,
+    gain: float = 1.0,
+    dlse: bool = True,
+    layouts: Mapping[str, str] | None = None,
+    options: Options | None = None,
+    device: torch.device | str = "cuda",
+) -> Problem:
+    """Normal random data times ``gain``; what is left out equals its counterpart.
+
+    ``layouts`` gives those of q, k, v and dout that are not contiguous, by name (device_kernels.LAYOUTS).
+    """
+    seqlen_k = seqlen_q if seqlen_k is None else seqlen_k
+    heads_k = heads_q if heads_k is None else heads_k
+    head_dim_v = head_dim if head_dim_v is None else head_dim_v
+    generator = torch.Generator(device).manual_seed(seed)
+
+    def normal(*shape: int) -> torch.Tensor:
+        return torch.randn(shape, generator=generator, device=device)
+
+    shapes = {
+        "q": (batch, seqlen_q, heads_q, head_dim),
+        "k": (batch, seqlen_k, heads_k, head_dim),
+        "v": (batch, seqlen_k, heads_k, head_dim_v),
+        "dout": (batch, seqlen_q, heads_q, head_dim_v),
+    }
+    tensors = {
+        name: placed(
+            (gain * normal(*shape)).to(getattr(torch, dtype)), (layouts or {}).get(name, "contiguous")
+        )
+        for name, shape in shapes.items()
+    }
+    return Problem(
+        **tensors,
+        dlse=placed(normal(batch, heads_q, seqlen_q)) if dlse else None,
+        options=options or Options(),
+    )
+
+
+def run(
+    kernels: Kernels,
+    problem: Problem,
+    *,
+    wanted: tuple[str, ...] = GRADIENTS,
+    layout: str = "contiguous",
+) -> dict[str, torch.Tensor]:
+    """Both passes: out, lse and the wanted gradients by name."""
+    x = problem
+    out, lse = kernels.forward(x.q, x.k, x.v, x.options, layout=layout)
+    gradients = kernels.backward(
+        x.q, x.k, x.v, out, lse, x.dout, x.options, dlse=x.dlse, wanted=wanted, layout=layout
+    )
+    return {"out": out, "lse": lse, **gradients}
+
+
+def assert_matches(actual: Mapping[str, torch.Tensor], problem: Problem, name: str) -> None:
+    """``helpers.assert_matches_reference`` for each of the results."""
+    reference, plain = reference_results(problem)._asdict(), plain_results(problem)._asdict()
+    for key, values in actual.items():
+        assert_matches_reference(
+            values.double().cpu().numpy(),
+            reference[key].double().cpu().numpy(),
+            plain[key].double().cpu().numpy(),
+            dtype="float32" if key == "lse" else str(problem.q.dtype).removeprefix("torch."),
+            name=f"{name}: {key}",
+        )
+
+
+def assert_same_bits(
+    actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], name: str
+) -> None:
+    """Equal bit by bit up to the sign of zero, and NaN nowhere."""
+    for key, values in expected.items():
+        different = actual[key] != values  # true where either is NaN
+        if different.any():
+            where = tuple(different.nonzero()[0].tolist())
+            raise AssertionError(
+                f"{name}: {key} differs in {int(different.sum())} of {different.numel()} places, "
+                f"first at {where}: {actual[key][where].item()!r} and {values[where].item()!r}"
+            )
+
+
+def reference_results(problem: Problem) -> Results:
+    """The float64 oracle's answer."""
+    return _attention(problem, torch.float64, None)
+
+
+def plain_results(problem: Problem) -> Results:
+    """What helpers.plain_attention says: float32 products of low-precision operands, P and dS among them."""
+    return _attention(problem, torch.float32, problem.q.dtype)
+
+
+def visible_rows(options: Options, rows: torch.Tensor, seqlen_q: int, seqlen_k: int) -> torch.Tensor:
+    """Which of the rows see which column by the indices and causality, bool ``[Bm, Hm, rows, Sk]``."""
+    rows = rows[:, None]
+    visible = torch.ones((1, 1, len(rows), seqlen_k), dtype=torch.bool, device=rows.device)
+    if options.causal:
+        visible &= torch.arange(seqlen_k, device=rows.device) <= rows + seqlen_k - seqlen_q
+    if options.indices is None:
+        return visible
+    bounds = options.indices[:, :, None].unbind(-1)
+
+    def within(start: torch.Tensor, end: torch.Tensor | int) -> torch.Tensor:
+        return (rows >= start) & (rows < end)
+
+    if len(bounds) == 1:
+        return visible & ~within(bounds[0], seqlen_q)
+    if options.causal:
+        return visible & ~within(*bounds)
+    if len(bounds) == 2:
+        return visible & ~(rows >= bounds[0]) & ~(rows < bounds[1])
+    return visible & ~within(*bounds[:2]) & ~within(*bounds[2:])
+
+
+def dense_mask(problem: Problem) -> torch.Tensor:
+    """The problem's mask as ``Options.dense`` wants it, uint8 ``[Bm, Hm, Sq, Sk]``."""
+    seqlen_q, seqlen_k = problem.q.shape[1], problem.k.shape[1]
+    rows = torch.arange(seqlen_q, device=problem.q.device)
+    return visible_rows(problem.options, rows, seqlen_q, seqlen_k).to(torch.uint8)
+
+
+def dropout_keep(problem: Problem) -> torch.Tensor | None:
+    """What survives dropout, bool ``[B, Hq, Sq, Sk]``; None without dropout."""
+    options, (batch, seqlen_q, heads_q, _) = problem.options, problem.q.shape
+    if options.dropout_p == 0:
+        return None
+    seed, offset = options.seed_offset.tolist()
+    shape = (batch, heads_q, seqlen_q, problem.k.shape[1])
+    keep = dropout_keep_mask(seed, offset, *shape, options.dropout_p)
+    return torch.from_numpy(keep).to(problem.q.device)
+
+
+def _attention(problem: Problem, wide: torch.dtype, storage: torch.dtype | None) -> Results:
+    """Attention and its gradients in ``wide``, rounded to ``storage`` (None: not) where a kernel would."""
+
+    def rounded(x: torch.Tensor) -> torch.Tensor:
+        return x if storage is None else x.to(storage).to(wide)
+
+    options, heads_q, heads_k = problem.options, problem.q.shape[2], problem.k.shape[2]
+    q, k, v, dout = (x.to(wide).transpose(1, 2) for x in (problem.q, problem.k, problem.v, problem.dout))
+    k, v = (x.repeat_interleave(heads_q // heads_k, dim=1) for x in (k, v))
+    batch, _, seqlen_q, head_dim = q.shape
+    seqlen_k = k.shape[2]
+    scale, kept = options.scale(head_dim), 1.0 / (1.0 - options.dropout_p)
+    keep = dropout_keep(problem)
+
+    out, dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (dout, q, k, v))
+    lse = out.new_zeros((batch, heads_q, seqlen_q))
+    for rows in _row_chunks(batch * heads_q * seqlen_k, seqlen_q):
+        visible = visible_rows(options, torch.arange(seqlen_q, device=q.device)[rows], seqlen_q, seqlen_k)
+        if visible.shape[1] > 1:
+            visible = visible.repeat_interleave(heads_q // visible.shape[1], dim=1)
+        survives = None if keep is None else keep[:, :, rows].to(wide) * kept
+
+        scores = (q[:, :, rows] @ k.mT * scale).masked_fill_(~visible, -torch.inf)
+        row_max = scores.amax(-1, keepdim=True)
+        row_max.masked_fill_(row_max == -torch.inf, 0.0)
+        p = (scores - row_max).exp_()
+        row_sum = p.sum(-1, keepdim=True)
+        lse[:, :, rows] = (row_max + row_sum.log())[..., 0]
+        empty = row_sum == 0.0
+        p /= row_sum.masked_fill(empty, 1.0)
+        dropped = rounded(p if survives is None else p * survives)
+        out[:, :, rows] = rounded(dropped @ v)
+
+        dp = dout[:, :, rows] @ v.mT
+        dp = dp if survives is None else dp * survives
+        delta = (dout[:, :, rows] * out[:, :, rows]).sum(-1, keepdim=True)
+        if problem.dlse is not None:
+            delta -= problem.dlse[:, :, rows, None].to(wide)
+        ds = rounded(p * (dp - delta.masked_fill(empty, 0.0)) * scale)
+        dq[:, :, rows] = ds @ k
+        dk += ds.mT @ q[:, :, rows]
+        dv += dropped.mT @ dout[:, :, rows]
+
+    dk, dv = (x.unflatten(1, (heads_k, -1)).sum(2) for x in (dk, dv))
+    dq, dk, dv = map(rounded, (dq, dk, dv))
+    return Results(out.transpose(1, 2), lse, dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2))
+
+
+def _row_chunks(elements_per_row: int, rows: int) -> Iterator[slice]:
+    step = max(1, _CHUNK_ELEMENTS // max(1, elements_per_row))
+    return (slice(start, start + step) for start in range(0, rows, step))
