@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 import numbers
 from collections.abc import Sequence
@@ -27,7 +28,12 @@ def fail(error: type[Exception], name: str, expected: str, got: object) -> NoRet
 
 def dtype_name(tensor: paddle.Tensor) -> str:
     """``"float32"`` and the like, whatever kind of dtype object this Paddle and this mode use."""
-    return str(tensor.dtype).rsplit(".", 1)[-1].lower().replace("fp16", "float16").replace("fp32", "float32")
+    return _name_of(tensor.dtype)
+
+
+@functools.cache
+def _name_of(dtype: Any) -> str:
+    return str(dtype).removeprefix("paddle.")
 
 
 def same_size(a: int, b: int) -> bool:

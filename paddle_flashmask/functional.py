@@ -6,6 +6,7 @@ the package.)
 
 from __future__ import annotations
 
+import functools
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -338,12 +339,20 @@ def _check_dropout(name: str, probability: Any) -> float:
     return probability
 
 
-def _deterministic_flag() -> bool:
-    name = "FLAGS_cudnn_deterministic"
+_DETERMINISTIC = "FLAGS_cudnn_deterministic"
+
+
+@functools.cache
+def _has_deterministic_flag() -> bool:
     try:
-        return bool(paddle.get_flags([name])[name])
-    except ValueError:  # a Paddle without CUDA does not know the flag
+        paddle.get_flags([_DETERMINISTIC])
+    except ValueError:  # a Paddle without CUDA does not know it
         return False
+    return True
+
+
+def _deterministic_flag() -> bool:
+    return _has_deterministic_flag() and bool(paddle.get_flags([_DETERMINISTIC])[_DETERMINISTIC])
 
 
 def _check_seed_offset(seed_offset: Any, q: paddle.Tensor) -> None:

@@ -4,11 +4,12 @@
 // an error can name the user's argument; what is checked here is what a caller that bypasses Python (a saved
 // program, say) could still get wrong and that would address memory.
 
+#include <algorithm>
 #include <cstring>
-#include <optional>
 #include <string>
 #include <vector>
 
+#include "common/column_mask.h"
 #include "flashmask/c_api.h"
 #include "paddle/extension.h"
 
@@ -80,6 +81,11 @@ flashmask::Tensor to_tensor(const paddle::Tensor& tensor) {
   return {const_cast<void*>(tensor.data()), dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3]};
 }
 
+void check_place(const char* name, const paddle::Tensor& tensor, const paddle::Tensor& q) {
+  PD_CHECK(tensor.place() == q.place(), "flashmask: ", name, " must be on the device of q, ",
+           q.place().DebugString(), ", got ", tensor.place().DebugString());
+}
+
 flashmask::Shape to_shape(const Operands& in) {
   const Dims q = in.q.shape(), k = in.k.shape(), v = in.v.shape();
   PD_CHECK(q.size() == 4 && k.size() == 4 && v.size() == 4, "flashmask: q, k and v must have rank 4");
@@ -87,8 +93,12 @@ flashmask::Shape to_shape(const Operands& in) {
            "flashmask: the shapes of q, k and v do not fit together");
   PD_CHECK(k[2] > 0 && q[2] % k[2] == 0, "flashmask: the heads of q must be a multiple of those of k, got ",
            q[2], " and ", k[2]);
+  PD_CHECK(std::max(q[1], k[1]) <= flashmask::kInt32Max,
+           "flashmask: sequences are limited to 2^31 - 1 tokens, as the indices are int32");
   PD_CHECK(in.k.dtype() == in.q.dtype() && in.v.dtype() == in.q.dtype(),
            "flashmask: q, k and v must have one dtype");
+  check_place("k", in.k, in.q);
+  check_place("v", in.v, in.q);
   return {q[0],
           q[1],
           k[1],
@@ -111,6 +121,7 @@ flashmask::Mask to_mask(const Operands& in, const Attributes& attributes, const 
   if (in.indices) {
     const Dims dims = in.indices->shape();
     check_mask_dims("startend_row_indices", dims, shape);
+    check_place("startend_row_indices", *in.indices, in.q);
     PD_CHECK(dims[2] == shape.seqlen_k && (dims[3] == 1 || dims[3] == 2 || dims[3] == 4),
              "flashmask: startend_row_indices must be [Bm, Hm, Sk, C] with C 1, 2 or 4");
     mask.indices = in.indices->data<int32_t>();
@@ -123,6 +134,7 @@ flashmask::Mask to_mask(const Operands& in, const Attributes& attributes, const 
   if (in.dense_mask) {
     const Dims dims = in.dense_mask->shape();
     check_mask_dims("dense_mask", dims, shape);
+    check_place("dense_mask", *in.dense_mask, in.q);
     PD_CHECK(dims[2] == shape.seqlen_q && dims[3] == shape.seqlen_k,
              "flashmask: dense_mask must be [Bm, Hm, Sq, Sk]");
     PD_CHECK(!in.indices || (dims[0] == mask.batch && dims[1] == mask.heads),
@@ -138,6 +150,7 @@ flashmask::Dropout to_dropout(const Operands& in, const Attributes& attributes) 
   PD_CHECK((attributes.dropout_p > 0.0) == static_cast<bool>(in.seed_offset),
            "flashmask: dropout needs a seed, and a seed is for dropout");
   if (!in.seed_offset) return {nullptr, 0.0};
+  check_place("seed_offset", *in.seed_offset, in.q);
   PD_CHECK(in.seed_offset->numel() == 2, "flashmask: seed_offset must hold two values, got ",
            in.seed_offset->numel());
   return {in.seed_offset->data<int64_t>(), attributes.dropout_p};

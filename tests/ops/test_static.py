@@ -159,6 +159,21 @@ class TestWindow:
             g(*inputs, paddle.to_tensor(indices))
 
 
+@pytest.mark.skipif(paddle.__version__.startswith("2."), reason="auto_cast does nothing on a CPU in 2.6")
+def test_amp_in_a_traced_program():
+    def f(q, k, v):
+        with paddle.amp.auto_cast(dtype="bfloat16", level="O1"):
+            return attention(q, k, v, causal=True, return_lse=True)
+
+    inputs = random_inputs()
+    out, lse = traced(f)(*inputs)
+    assert (out.dtype, lse.dtype) == (paddle.bfloat16, paddle.float32)
+    expected = attention(*(x.astype("bfloat16") for x in inputs), causal=True)
+    np.testing.assert_array_equal(out.astype("float32").numpy(), expected.astype("float32").numpy())
+    out.astype("float32").sum().backward()
+    assert all(x.grad.dtype == paddle.float32 for x in inputs)
+
+
 @pytest.mark.parametrize("full_graph", [True, False])
 def test_each_step_draws_its_dropout(full_graph):
     def f(q, k, v):
@@ -250,6 +265,15 @@ def test_inference(saved):
         predictor.run()
         actual = predictor.get_output_handle(predictor.get_output_names()[0]).copy_to_cpu()
         np.testing.assert_allclose(actual, expected.numpy(), atol=1e-5)
+
+
+def test_a_mask_is_saved_with_the_program(tmp_path):
+    layer = MaskedAttention(masks.share_question([(10, [3, 4]), (4, [3])]))
+    spec = [InputSpec([None, SEQLEN, heads, 8], "float32") for heads in (4, 2, 2)]
+    paddle.jit.save(layer, str(tmp_path / "masked"), input_spec=spec)
+    inputs = random_inputs()
+    actual = paddle.jit.load(str(tmp_path / "masked"))(*inputs)
+    np.testing.assert_array_equal(actual.numpy(), layer(*inputs).numpy())
 
 
 def test_loading_in_a_process_that_only_loads(saved):

@@ -45,7 +45,8 @@ struct Mask {
       dense;       // [Bm, Hm, Sq, Sk], contiguous, 1 = visible; read under Visit::kDense only, else null
   int32_t batch;   // Bm in {1, B}
   int32_t heads;   // Hm in {1, Hk, Hq}
-  int32_t bounds;  // C: causal 1 = [LTS, Sq), 2 = [LTS, LTE); else 2 = [LTS, Sq) and [0, UTE), 4 = all four
+  int32_t bounds;  // C: causal 1 = [LTS, Sq), 2 = [LTS, LTE); else 2 = [LTS, Sq) and [0, UTE); 4 = all four,
+                   // on top of the diagonal when causal (a window with C = 2 makes that; users cannot)
   int32_t causal;  // 0 or 1; row i sees column j iff j <= i + Sk - Sq
 };
 
