@@ -52,7 +52,7 @@ CUDA_TARGETS = {
 
 def cuda_sources() -> list[str]:
     """Return the sources of the CUDA kernels but for the generated ones, relative to the root."""
-    return ["csrc/common/classify.cu", "csrc/sm80/c_api.cc"]
+    return ["csrc/common/classify.cu", "csrc/common/mask_prepass.cu", "csrc/sm80/c_api.cc"]
 
 
 def cuda_instantiations() -> list[str]:

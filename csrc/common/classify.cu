@@ -1,6 +1,6 @@
 // A test entry: what forward's scan and backward's row runs say of every tile, so that it can be compared
 // with ColumnMask.block_map(rule="minmax").
-#include "common/mask_prepass.cuh"
+#include "common/mask_prepass.h"
 #include "common/row_runs.cuh"
 #include "common/row_tile_scan.cuh"
 #include "flashmask/c_api.h"
@@ -14,27 +14,22 @@ struct ClassifyArguments {
   Shape shape;
   MaskTiles mask;
   int block_m;
-  int block_n;
   int row_tiles;
   int8_t* kinds;  // [Bm, Hm, row_tiles, tiles], values of TileKind
 };
 
-__device__ MaskPlane plane_at(const MaskTiles& mask, int block_n, int64_t plane) {
-  const int64_t columns = plane * mask.tile_count * block_n;
-  return {mask.lower + columns, mask.upper + columns, mask.tiles + plane * mask.tile_count,
-          mask.groups + plane * mask.group_count};
-}
+__device__ uint32_t test(const uint32_t* words, int bit) { return words[bit / 32] >> (bit % 32) & 1; }
 
-__device__ int8_t kind_of(bool visited, bool lower, bool upper) {
+__device__ int8_t kind_of(bool visited, uint32_t touched) {
   if (!visited) return static_cast<int8_t>(TileKind::kMasked);
-  return static_cast<int8_t>(lower || upper ? TileKind::kPartial : TileKind::kUnmasked);
+  return static_cast<int8_t>(touched ? TileKind::kPartial : TileKind::kUnmasked);
 }
 
 // Grid: row_tiles * Hm * Bm blocks of kWarps warps.
 __global__ void classify_forward_kernel(const __grid_constant__ ClassifyArguments arguments) {
   __shared__ TileBits bits;
   const int row_tile = blockIdx.x % arguments.row_tiles;
-  const MaskPlane plane = plane_at(arguments.mask, arguments.block_n, blockIdx.x / arguments.row_tiles);
+  const MaskPlane plane = plane_at(arguments.mask, blockIdx.x / arguments.row_tiles);
   const int row_begin = row_tile * arguments.block_m;
   const int row_end = min(static_cast<int>(arguments.shape.seqlen_q), row_begin + arguments.block_m);
   const int tiles = arguments.mask.tile_count;
@@ -46,9 +41,12 @@ __global__ void classify_forward_kernel(const __grid_constant__ ClassifyArgument
     const int first = chunk * kTilesPerGroup;
     const int last = min(tiles, first + kGroupsPerChunk * kTilesPerGroup);
     for (int tile = first + threadIdx.x; tile < last; tile += blockDim.x) {
+      uint32_t touched = 0;
+      for (int slot = 0; slot < arguments.mask.slot_count; ++slot) {
+        touched |= test(bits.touched[slot], tile - first) << slot;
+      }
       arguments.kinds[int64_t{blockIdx.x} * tiles + tile] =
-          kind_of(test_tile(bits.visited, chunk, tile), test_tile(bits.lower, chunk, tile),
-                  test_tile(bits.upper, chunk, tile));
+          kind_of(test(bits.visited, tile - first), touched);
     }
   }
 }
@@ -60,34 +58,16 @@ __global__ void classify_backward_kernel(const __grid_constant__ ClassifyArgumen
   const int64_t plane_number = index / tiles;
   if (plane_number >= int64_t{arguments.mask.batch} * arguments.mask.heads) return;
   const int tile = static_cast<int>(index % tiles);
-  const TileExtremes extremes =
-      load_extremes(plane_at(arguments.mask, arguments.block_n, plane_number).tiles + tile);
+  const MaskPlane plane = plane_at(arguments.mask, plane_number);
   const int seqlen_q = static_cast<int>(arguments.shape.seqlen_q);
-  const RowRuns runs(extremes, arguments.mask.visit_all, seqlen_q, arguments.block_m, arguments.row_tiles);
+  RowRuns runs;
+  runs.build(arguments.mask, plane, tile, seqlen_q, arguments.block_m, arguments.row_tiles);
   int8_t* kinds = arguments.kinds + plane_number * arguments.row_tiles * tiles + tile;
   int next = runs.next(0);
   for (int row_tile = 0; row_tile < arguments.row_tiles; ++row_tile) {
     const bool visited = row_tile == next;
     if (visited) next = runs.next(row_tile + 1);
-    const int row_begin = row_tile * arguments.block_m;
-    const TileVisit visit =
-        arguments.mask.visit_all
-            ? TileVisit{true, true, true}
-            : visit_rows(extremes, row_begin, min(seqlen_q, row_begin + arguments.block_m));
-    kinds[int64_t{row_tile} * tiles] = kind_of(visited, visit.lower, visit.upper);
-  }
-}
-
-cudaError_t prepass(const Mask& mask, const ClassifyArguments& arguments, cudaStream_t stream) {
-  switch (arguments.block_n) {
-    case 32:
-      return launch_mask_prepass<32>(mask, arguments.shape, arguments.mask, stream);
-    case 64:
-      return launch_mask_prepass<64>(mask, arguments.shape, arguments.mask, stream);
-    case 128:
-      return launch_mask_prepass<128>(mask, arguments.shape, arguments.mask, stream);
-    default:
-      return cudaErrorInvalidValue;
+    kinds[int64_t{row_tile} * tiles] = kind_of(visited, runs.touched(row_tile));
   }
 }
 
@@ -105,11 +85,10 @@ int flashmask_cuda_classify(const ForwardParams* params, int32_t block_m, int32_
   const auto stream = static_cast<cudaStream_t>(params->stream);
   const Mask mask = effective_mask(params->mask);
   ClassifyArguments arguments{
-      params->shape, {}, block_m, block_n, static_cast<int>(ceil_div(params->shape.seqlen_q, block_m)),
-      kinds};
+      params->shape, {}, block_m, static_cast<int>(ceil_div(params->shape.seqlen_q, block_m)), kinds};
   arguments.mask = carve_mask_tiles(mask, params->visit, params->shape.seqlen_k, block_n,
                                     static_cast<char*>(params->workspace));
-  const cudaError_t error = prepass(mask, arguments, stream);
+  const cudaError_t error = launch_mask_prepass(mask, params->shape, arguments.mask, stream);
   if (error != cudaSuccess) return error;
   const int64_t planes = int64_t{mask.batch} * mask.heads;
   if (backward) {

@@ -1,6 +1,7 @@
-// What the CUDA kernels see of a mask: per key column two intervals of masked rows, per column tile their
-// extremes, per group of 32 column tiles the extremes again. Written once per call by the pre-pass
-// (mask_prepass.cuh), O(Sk).
+// What the CUDA kernels see of a mask: per key column up to kMaxSlots intervals of masked rows, per column
+// tile the extremes of each, per group of 32 column tiles the extremes again. The pre-pass (mask_prepass.cu)
+// writes them once a call, in O(Sk). How many slots there are is known here and there alone; kernels only
+// loop over them.
 #pragma once
 
 #include <cuda_runtime.h>
@@ -10,35 +11,39 @@
 
 namespace flashmask {
 
-// Masked rows [start, end) of one slot of one column. Causality is folded into the upper slot, which the
-// accepted forms of startend_row_indices leave free under `causal`: so two slots say everything.
+// The user's lower and upper slots, and causality, which masks rows [0, j - (Sk - Sq)) of column j.
+inline constexpr int kMaxSlots = 3;
+inline constexpr int kTilesPerGroup = 32;
+
+// Masked rows [start, end) of one slot of one column.
 struct alignas(8) Slot {
   int32_t start;
   int32_t end;
 };
-
-struct alignas(16) TileExtremes {
-  SlotExtremes lower;
-  SlotExtremes upper;
-};
-static_assert(sizeof(Slot) == 8 && sizeof(TileExtremes) == 32, "loaded as one word of 8 and two of 16 bytes");
-
-inline constexpr int kTilesPerGroup = 32;
+static_assert(sizeof(Slot) == 8 && sizeof(SlotExtremes) == 16, "copied and loaded as whole words");
 
 __host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
 
+// The slots that a mask needs; at least one, which hides the columns that pad the last tile.
+inline int slot_count(const Mask& mask) {
+  const int given = mask.bounds == 0 ? 0 : mask.bounds == 1 || (mask.bounds == 2 && mask.causal) ? 1 : 2;
+  const int count = given + (mask.causal ? 1 : 0);
+  return count > 0 ? count : 1;
+}
+
 // Where the pre-pass puts its results in the workspace.
 struct MaskTiles {
-  Slot* lower;           // [Bm, Hm, tiles * block_n]; columns >= Sk are masked in every row
-  Slot* upper;           // [Bm, Hm, tiles * block_n]
-  TileExtremes* tiles;   // [Bm, Hm, tiles]
-  TileExtremes* groups;  // [Bm, Hm, groups]
+  Slot* slots;           // [Bm, Hm, slot_count, tile_count * block_n]
+  SlotExtremes* tiles;   // [Bm, Hm, slot_count, tile_count]
+  SlotExtremes* groups;  // [Bm, Hm, slot_count, group_count]
   const uint8_t* dense;  // [Bm, Hm, Sq, Sk] or null
   int32_t batch;         // Bm
   int32_t heads;         // Hm
-  int32_t tile_count;    // ceil(Sk / block_n)
-  int32_t group_count;   // ceil(tile_count / kTilesPerGroup)
-  int32_t visit_all;     // test modes: classify every tile as partial
+  int32_t slot_count;
+  int32_t tile_count;   // ceil(Sk / block_n)
+  int32_t group_count;  // ceil(tile_count / kTilesPerGroup)
+  int32_t block_n;
+  int32_t visit_all;  // test modes: every tile is visited and touched by every slot
 };
 
 // Without indices or a dense mask one plane serves every sample and head.
@@ -47,38 +52,44 @@ inline Mask effective_mask(Mask mask) {
   return mask;
 }
 
-inline int64_t mask_tiles_bytes(const Mask& mask, int64_t seqlen_k, int block_n) {
-  const int64_t planes = int64_t{mask.batch} * mask.heads;
-  const int64_t tiles = ceil_div(seqlen_k, block_n);
-  return planes * (tiles * block_n * 2 * int64_t{sizeof(Slot)} +
-                   (tiles + ceil_div(tiles, kTilesPerGroup)) * int64_t{sizeof(TileExtremes)});
-}
-
 inline MaskTiles carve_mask_tiles(const Mask& mask, Visit visit, int64_t seqlen_k, int block_n,
                                   char* workspace) {
   MaskTiles out{};
-  const int64_t planes = int64_t{mask.batch} * mask.heads;
   const int64_t tiles = ceil_div(seqlen_k, block_n);
   out.batch = mask.batch;
   out.heads = mask.heads;
+  out.slot_count = slot_count(mask);
   out.tile_count = static_cast<int32_t>(tiles);
   out.group_count = static_cast<int32_t>(ceil_div(tiles, kTilesPerGroup));
+  out.block_n = block_n;
   out.visit_all = visit != Visit::kSkip;
   out.dense = visit == Visit::kDense ? mask.dense : nullptr;
-  out.tiles = reinterpret_cast<TileExtremes*>(workspace);
+  const int64_t planes = int64_t{mask.batch} * mask.heads * out.slot_count;
+  out.tiles = reinterpret_cast<SlotExtremes*>(workspace);
   out.groups = out.tiles + planes * tiles;
-  out.lower = reinterpret_cast<Slot*>(out.groups + planes * out.group_count);
-  out.upper = out.lower + planes * tiles * block_n;
+  out.slots = reinterpret_cast<Slot*>(out.groups + planes * out.group_count);
   return out;
+}
+
+inline int64_t mask_tiles_bytes(const Mask& mask, int64_t seqlen_k, int block_n) {
+  const int64_t tiles = ceil_div(seqlen_k, block_n);
+  const int64_t extremes = (tiles + ceil_div(tiles, kTilesPerGroup)) * int64_t{sizeof(SlotExtremes)};
+  return int64_t{mask.batch} * mask.heads * slot_count(mask) *
+         (extremes + tiles * block_n * int64_t{sizeof(Slot)});
 }
 
 // The mask of one (sample, query head): pointers moved to its plane.
 struct MaskPlane {
-  const Slot* lower;
-  const Slot* upper;
-  const TileExtremes* tiles;
-  const TileExtremes* groups;
+  const Slot* slots;
+  const SlotExtremes* tiles;
+  const SlotExtremes* groups;
 };
+
+__device__ __forceinline__ MaskPlane plane_at(const MaskTiles& mask, int64_t plane) {
+  const int64_t first = plane * mask.slot_count;
+  return {mask.slots + first * mask.tile_count * mask.block_n, mask.tiles + first * mask.tile_count,
+          mask.groups + first * mask.group_count};
+}
 
 __device__ __forceinline__ int64_t plane_index(const MaskTiles& mask, const Shape& shape, int batch,
                                                int head_q) {
@@ -89,45 +100,53 @@ __device__ __forceinline__ int64_t plane_index(const MaskTiles& mask, const Shap
   return int64_t{mask_batch} * mask.heads + mask_head;
 }
 
-__device__ __forceinline__ MaskPlane select_plane(const MaskTiles& mask, const Shape& shape, int block_n,
-                                                  int batch, int head_q) {
-  const int64_t plane = plane_index(mask, shape, batch, head_q);
-  const int64_t columns = plane * mask.tile_count * block_n;
-  return {mask.lower + columns, mask.upper + columns, mask.tiles + plane * mask.tile_count,
-          mask.groups + plane * mask.group_count};
-}
-
 // The dense test mask [Sq, Sk] of one (sample, query head).
 __device__ __forceinline__ const uint8_t* dense_plane(const MaskTiles& mask, const Shape& shape, int batch,
                                                       int head_q) {
   return mask.dense + plane_index(mask, shape, batch, head_q) * shape.seqlen_q * shape.seqlen_k;
 }
 
-__device__ __forceinline__ TileExtremes load_extremes(const TileExtremes* pointer) {
-  const int4 lower = __ldg(reinterpret_cast<const int4*>(pointer));
-  const int4 upper = __ldg(reinterpret_cast<const int4*>(pointer) + 1);
-  return {{lower.x, lower.y, lower.z, lower.w}, {upper.x, upper.y, upper.z, upper.w}};
+__device__ __forceinline__ SlotExtremes load_extremes(const SlotExtremes* pointer) {
+  const int4 v = __ldg(reinterpret_cast<const int4*>(pointer));
+  return {v.x, v.y, v.z, v.w};
 }
 
-// From shared memory, anew at every call: a copy in registers for the length of a main loop costs more.
-__device__ __forceinline__ TileExtremes smem_extremes(const TileExtremes& shared) {
-  const volatile TileExtremes& v = shared;
-  return {{v.lower.start_min, v.lower.start_max, v.lower.end_min, v.lower.end_max},
-          {v.upper.start_min, v.upper.start_max, v.upper.end_min, v.upper.end_max}};
-}
-
-// classify() for the rows of a tile, causality being inside the upper slot already, and which slots mask its
-// elements.
+// What a tile is to a kernel: not visited at all, or masked by element where bit s of `touched` says that
+// slot s may mask some element. classify() of column_mask.h for two slots and causality; touched == 0 is
+// TileKind::kUnmasked.
 struct TileVisit {
   bool visited;
-  bool lower;
-  bool upper;
+  uint32_t touched;
 };
 
-__device__ __forceinline__ TileVisit visit_rows(const TileExtremes& extremes, int row_begin, int row_end) {
-  const TileRange tile{row_begin, row_end, 0, 0};
-  return {!covers(extremes.lower, tile) && !covers(extremes.upper, tile), touches(extremes.lower, tile),
-          touches(extremes.upper, tile)};
+// `extremes_of_slot(s)` gives those of slot s.
+template <class ExtremesOfSlot>
+__device__ __forceinline__ TileVisit visit_rows(const MaskTiles& mask, ExtremesOfSlot extremes_of_slot,
+                                                int row_begin, int row_end) {
+  if (mask.visit_all) return {true, (1u << mask.slot_count) - 1};
+  const TileRange rows{row_begin, row_end, 0, 0};
+  TileVisit visit{true, 0};
+  for (int s = 0; s < mask.slot_count; ++s) {
+    const SlotExtremes e = extremes_of_slot(s);
+    if (covers(e, rows)) visit.visited = false;
+    if (touches(e, rows)) visit.touched |= 1u << s;
+  }
+  return visit;
+}
+
+__device__ __forceinline__ TileVisit visit_tile(const MaskTiles& mask, const MaskPlane& plane, int tile,
+                                                int row_begin, int row_end) {
+  return visit_rows(
+      mask, [&](int s) { return load_extremes(plane.tiles + s * mask.tile_count + tile); }, row_begin,
+      row_end);
+}
+
+__device__ __forceinline__ bool visits_group(const MaskTiles& mask, const MaskPlane& plane, int group,
+                                             int row_begin, int row_end) {
+  return visit_rows(
+             mask, [&](int s) { return load_extremes(plane.groups + s * mask.group_count + group); },
+             row_begin, row_end)
+      .visited;
 }
 
 }  // namespace flashmask

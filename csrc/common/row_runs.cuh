@@ -1,6 +1,6 @@
-// Backward's question: which row tiles does this column tile visit? Each slot hides one run of rows from
-// every column of the tile, so the visited tiles are at most three runs, known in constant time from the
-// tile's extremes.
+// Backward's question: which row tiles does this column tile visit, and which of them need masking? Each slot
+// hides one run of row tiles whole, so with two slots the visited ones are at most three runs; and each slot
+// touches one run of row tiles. All of it is known in constant time from the extremes.
 #pragma once
 
 #include "common/mask_tiles.cuh"
@@ -9,16 +9,48 @@ namespace flashmask {
 
 class RowRuns {
  public:
-  __device__ __forceinline__ RowRuns(const TileExtremes& extremes, bool visit_all, int seqlen_q, int block_m,
-                                     int row_tiles)
-      : lower_(hidden(extremes.lower, visit_all, seqlen_q, block_m, row_tiles)),
-        upper_(hidden(extremes.upper, visit_all, seqlen_q, block_m, row_tiles)) {}
+  // `tile` is the column tile's number.
+  __device__ void build(const MaskTiles& mask, const MaskPlane& plane, int tile, int seqlen_q, int block_m,
+                        int row_tiles) {
+    for (int s = 0; s < kMaxSlots; ++s) hidden_[s] = touched_[s] = {0, 0};
+    for (int s = 0; s < mask.slot_count; ++s) {
+      if (mask.visit_all) {
+        touched_[s] = {0, row_tiles};
+        continue;
+      }
+      const SlotExtremes e = load_extremes(plane.tiles + s * mask.tile_count + tile);
+      // Row tiles inside every column's interval: exactly those for which covers() holds.
+      if (e.start_max < e.end_min) {
+        insert({e.start_max / block_m + (e.start_max % block_m != 0),
+                e.end_min >= seqlen_q ? row_tiles : e.end_min / block_m},
+               s);
+      }
+      // Row tiles from the first masked row to the last: exactly those for which touches() holds.
+      if (e.start_min < e.end_max) {
+        touched_[s] = {e.start_min / block_m, (e.end_max - 1) / block_m + 1};
+      }
+    }
+  }
 
-  // The first visited row tile >= tile; past the last one, row_tiles or more.
+  // The first visited row tile >= tile; past the last one, row_tiles or more. One pass does, as the runs are
+  // sorted by their begin: a run that holds the end of a later one holds its begin too and has been skipped
+  // before.
   __device__ __forceinline__ int next(int tile) const {
-    tile = skip(tile, lower_);
-    tile = skip(tile, upper_);
-    return skip(tile, lower_);  // the upper slot's run may end inside the lower slot's
+#pragma unroll
+    for (int s = 0; s < kMaxSlots; ++s) {
+      if (tile >= hidden_[s].begin && tile < hidden_[s].end) tile = hidden_[s].end;
+    }
+    return tile;
+  }
+
+  // Bit s: slot s may mask elements of this row tile.
+  __device__ __forceinline__ uint32_t touched(int tile) const {
+    uint32_t slots = 0;
+#pragma unroll
+    for (int s = 0; s < kMaxSlots; ++s) {
+      if (tile >= touched_[s].begin && tile < touched_[s].end) slots |= 1u << s;
+    }
+    return slots;
   }
 
  private:
@@ -27,21 +59,16 @@ class RowRuns {
     int end;
   };
 
-  static __device__ __forceinline__ int skip(int tile, Run run) {
-    return tile >= run.begin && tile < run.end ? run.end : tile;
+  // Keeps the first `count` + 1 hidden runs sorted. The empty runs behind them skip nothing wherever they
+  // stand.
+  __device__ void insert(Run run, int count) {
+    int at = count;
+    for (; at > 0 && hidden_[at - 1].begin > run.begin; --at) hidden_[at] = hidden_[at - 1];
+    hidden_[at] = run;
   }
 
-  // Row tiles that lie inside every column's interval: exactly those for which covers() holds.
-  static __device__ __forceinline__ Run hidden(const SlotExtremes& slot, bool visit_all, int seqlen_q,
-                                               int block_m, int row_tiles) {
-    if (visit_all || slot.start_max >= slot.end_min) return {0, 0};
-    const int begin = slot.start_max / block_m + (slot.start_max % block_m != 0);
-    const int end = slot.end_min >= seqlen_q ? row_tiles : slot.end_min / block_m;
-    return {begin, end};
-  }
-
-  Run lower_;
-  Run upper_;
+  Run hidden_[kMaxSlots];
+  Run touched_[kMaxSlots];
 };
 
 }  // namespace flashmask

@@ -10,9 +10,8 @@ namespace flashmask {
 inline constexpr int kGroupsPerChunk = 128;
 
 struct TileBits {
-  uint32_t visited[kGroupsPerChunk];  // bit t: column tile 32 * group + t is not masked whole
-  uint32_t lower[kGroupsPerChunk];    // bit t: its lower slots mask elements of it
-  uint32_t upper[kGroupsPerChunk];    // bit t: its upper slots do
+  uint32_t visited[kGroupsPerChunk];             // bit t: column tile 32 * group + t is not masked whole
+  uint32_t touched[kMaxSlots][kGroupsPerChunk];  // bit t: the slot masks elements of it
 };
 
 // Fills `bits` for groups [first_group, first_group + kGroupsPerChunk). Called by kWarps whole warps; the
@@ -24,50 +23,44 @@ __device__ __forceinline__ void scan_row_tile(TileBits& bits, const MaskTiles& m
   const int groups = min(kGroupsPerChunk, mask.group_count - first_group);
   for (int base = 0; base < groups; base += 32) {
     const bool live =
-        base + lane < groups &&
-        (mask.visit_all ||
-         visit_rows(load_extremes(plane.groups + first_group + base + lane), row_begin, row_end).visited);
+        base + lane < groups && visits_group(mask, plane, first_group + base + lane, row_begin, row_end);
     const uint32_t live_groups = __ballot_sync(~0u, live);
 #pragma unroll 1
     for (int g = warp; g < 32 && base + g < groups; g += kWarps) {
-      TileVisit visit{false, false, false};
+      TileVisit visit{false, 0};
       if (live_groups >> g & 1) {
         const int tile = (first_group + base + g) * kTilesPerGroup + lane;
-        if (tile < mask.tile_count) {
-          visit = mask.visit_all ? TileVisit{true, true, true}
-                                 : visit_rows(load_extremes(plane.tiles + tile), row_begin, row_end);
-        }
+        if (tile < mask.tile_count) visit = visit_tile(mask, plane, tile, row_begin, row_end);
       }
       const uint32_t visited = __ballot_sync(~0u, visit.visited);
-      const uint32_t lower = __ballot_sync(~0u, visit.lower);
-      const uint32_t upper = __ballot_sync(~0u, visit.upper);
-      if (lane == 0) {
-        bits.visited[base + g] = visited;
-        bits.lower[base + g] = lower;
-        bits.upper[base + g] = upper;
+      if (lane == 0) bits.visited[base + g] = visited;
+      for (int s = 0; s < mask.slot_count; ++s) {
+        const uint32_t touched = __ballot_sync(~0u, visit.touched >> s & 1);
+        if (lane == 0) bits.touched[s][base + g] = touched;
       }
     }
   }
 }
 
-// The walk over the set bits, in ascending order. It lives in shared memory, advanced by one thread and read
-// by all after a barrier, because what is the same for every thread is better kept there than in everyone's
-// registers.
+// The walk over the visited tiles, in ascending order. It lives in shared memory, advanced by one thread and
+// read by all after a barrier, because what is the same for every thread is better kept there than in
+// everyone's registers.
 struct TileWalk {
-  int first_group;  // of the chunk
-  int group;        // relative to first_group: where `left` comes from
-  uint32_t left;    // visited tiles of the group that are still to come
-  int next;         // the next visited tile, or -1 at the end of the chunk
+  int first_group;   // of the chunk
+  int group;         // relative to first_group: where `left` comes from
+  uint32_t left;     // visited tiles of the group that are still to come
+  int next;          // the next visited tile, or -1 at the end of the chunk
+  uint32_t touched;  // its TileVisit::touched
 
-  __device__ __forceinline__ void start(const TileBits& bits, int chunk_first_group, int group_count) {
+  __device__ __forceinline__ void start(const TileBits& bits, int chunk_first_group, const MaskTiles& mask) {
     first_group = chunk_first_group;
     group = 0;
     left = bits.visited[0];
-    advance(bits, group_count);
+    advance(bits, mask);
   }
 
-  __device__ __forceinline__ void advance(const TileBits& bits, int group_count) {
-    const int groups = min(kGroupsPerChunk, group_count - first_group);
+  __device__ __forceinline__ void advance(const TileBits& bits, const MaskTiles& mask) {
+    const int groups = min(kGroupsPerChunk, mask.group_count - first_group);
     while (left == 0) {
       if (++group >= groups) {
         next = -1;
@@ -75,14 +68,12 @@ struct TileWalk {
       }
       left = bits.visited[group];
     }
-    next = (first_group + group) * kTilesPerGroup + __ffs(static_cast<int>(left)) - 1;
+    const int bit = __ffs(static_cast<int>(left)) - 1;
     left &= left - 1;
+    next = (first_group + group) * kTilesPerGroup + bit;
+    touched = 0;
+    for (int s = 0; s < mask.slot_count; ++s) touched |= (bits.touched[s][group] >> bit & 1) << s;
   }
 };
-
-// Whether a tile's bit is set in `words`, which start with the group first_group.
-__device__ __forceinline__ bool test_tile(const uint32_t* words, int first_group, int tile) {
-  return words[tile / kTilesPerGroup - first_group] >> (tile % kTilesPerGroup) & 1;
-}
 
 }  // namespace flashmask

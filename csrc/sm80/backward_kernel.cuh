@@ -3,8 +3,6 @@
 // head of the group, and adds each dQ tile to an fp32 workspace.
 #pragma once
 
-#include <new>
-
 #include "common/row_runs.cuh"
 #include "sm80/backward_rows.cuh"
 #include "sm80/gemm.cuh"
@@ -62,10 +60,13 @@ struct BackwardConfig {
     char ds[PTile::kBytes];
     alignas(16) float lse[kStages][kBlockM];
     alignas(16) float delta[kStages][kBlockM];
-    alignas(16) Slot lower[kBlockN];
-    alignas(16) Slot upper[kBlockN];
-    TileExtremes extremes;
+    alignas(16) Slot slots[kMaxSlots][kBlockN];
     RowRuns runs;
+    NearTiles near;
+    struct {
+      int tile;          // the row tile after the next one
+      uint32_t touched;  // and the slots that touch it
+    } ahead;
   };
 };
 
@@ -169,8 +170,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   for (int member = 0; member < group; ++member) {
     const int head = head_k * group + member;
     const int head_plane = batch * shape.heads_q + head;
-    const MaskPlane plane = select_plane(arguments.mask, shape, kBlockN, batch, head);
-    const TileExtremes extremes = load_extremes(plane.tiles + column_tile);
+    const MaskPlane plane = plane_at(arguments.mask, plane_index(arguments.mask, shape, batch, head));
     const Element* q = static_cast<const Element*>(params.q.data) + batch * params.q.stride_batch +
                        head * params.q.stride_head;
     const Element* dout = static_cast<const Element*>(params.dout.data) + batch * params.dout.stride_batch +
@@ -196,31 +196,38 @@ __global__ void __launch_bounds__(Config::kThreads)
 
     cp_async_wait<0>();
     __syncthreads();  // the extremes, the slots and both stages are no longer read, nor still being written
+    // One thread walks the row tiles, two steps ahead, so that nobody else spends registers and time on it.
+    const auto look_ahead = [&](int row_tile) {
+      smem.ahead.tile = smem.runs.next(row_tile);
+      smem.ahead.touched = smem.runs.touched(smem.ahead.tile);
+    };
     if (thread == 0) {
-      smem.extremes = extremes;
-      new (&smem.runs) RowRuns(extremes, arguments.mask.visit_all, static_cast<int>(shape.seqlen_q), kBlockM,
-                               arguments.rows.tiles);
+      smem.runs.build(arguments.mask, plane, column_tile, static_cast<int>(shape.seqlen_q), kBlockM,
+                      arguments.rows.tiles);
+      look_ahead(0);
     }
+    load_slots<kBlockN, kThreads>(smem.slots, plane, arguments.mask, column_begin, thread);
+    if (Config::kDeterministic && thread < 32) smem.near.load(arguments.mask, plane, column_tile, thread);
     __syncthreads();
-    {
-      constexpr int kCopies = kBlockN / 2;
-      if (thread < 2 * kCopies) {
-        const int column = 2 * (thread % kCopies);
-        cp_async_16(shared_address((thread < kCopies ? smem.lower : smem.upper) + column),
-                    (thread < kCopies ? plane.lower : plane.upper) + column_begin + column, true);
-      }
-    }
-    int row_tile = smem.runs.next(0);
+    int row_tile = smem.ahead.tile;
+    uint32_t touched = smem.ahead.touched;
+    __syncthreads();
+    if (thread == 0) look_ahead(row_tile + 1);
     int stage = 0;
+    int32_t* turn_to_pass =
+        nullptr;  // of the row tile before: passed on once a barrier has followed its additions
     if (row_tile < arguments.rows.tiles) load_rows(row_tile, 0, thread);
     cp_async_commit();
 
     while (row_tile < arguments.rows.tiles) {
       const uint32_t zero = varying_zero(row_tile);
       const WarpPlace<Config> at(thread + zero);
-      const int next_tile = smem.runs.next(row_tile + 1);
       cp_async_wait<0>();
       __syncthreads();  // this stage has arrived; the other one, P and dS are no longer read
+      if (Config::kDeterministic && thread == 0 && turn_to_pass != nullptr)
+        pass_turn(turn_to_pass, column_tile);
+      const int next_tile = smem.ahead.tile;
+      const uint32_t next_touched = smem.ahead.touched;
       if (kStages == 2) {
         if (next_tile < arguments.rows.tiles) load_rows(next_tile, stage ^ 1, thread + zero);
         cp_async_commit();
@@ -268,14 +275,12 @@ __global__ void __launch_bounds__(Config::kThreads)
                         shape.seqlen_k, row_begin + lane_row, static_cast<int>(column_begin) + lane_column,
                         row_of, column_of);
         } else {
-          const TileVisit visit = arguments.mask.visit_all
-                                      ? TileVisit{true, true, true}
-                                      : visit_rows(smem_extremes(smem.extremes), row_begin, row_end);
-          if (visit.lower || columns < kBlockN) {
-            mask_by_slot(scores, smem.lower, row_begin + lane_row, lane_column, row_of, column_of);
+          if (columns < kBlockN) touched |= 1;
+#pragma unroll 1
+          for (; touched != 0; touched &= touched - 1) {
+            mask_by_slot(scores, smem.slots[__ffs(static_cast<int>(touched)) - 1], row_begin + lane_row,
+                         lane_column, row_of, column_of);
           }
-          if (visit.upper)
-            mask_by_slot(scores, smem.upper, row_begin + lane_row, lane_column, row_of, column_of);
         }
 
 #pragma unroll
@@ -321,7 +326,8 @@ __global__ void __launch_bounds__(Config::kThreads)
           }
         }
       }
-      __syncthreads();  // P and dS are written
+      __syncthreads();  // P and dS are written; everyone has looked ahead
+      if (thread == 0) look_ahead(next_tile + 1);
 
       if (wants_dv) {  // dV += P^T dO
         const BlockReader<PTile, Walk::kColumns16> a_blocks(p_tile, 0, 0, at.lane);
@@ -344,8 +350,9 @@ __global__ void __launch_bounds__(Config::kThreads)
               ldmatrix_x4_trans(b, b_blocks(j, n * Config::kQueryColumns));
             });
         if constexpr (Config::kDeterministic) {
-          wait_for_turn(arguments.dq_turn + tile_index, arguments.mask, plane, column_tile, row_begin,
-                        row_end, thread);
+          wait_for_turn(arguments.dq_turn + tile_index, arguments.mask, plane, smem.near, column_tile,
+                        row_begin, row_end, thread);
+          turn_to_pass = arguments.dq_turn + tile_index;
         }
         DqWorkspace<Config>::add(arguments.dq + tile_index * DqWorkspace<Config>::kTileFloats, dq, at.warp,
                                  at.lane);
@@ -361,10 +368,6 @@ __global__ void __launch_bounds__(Config::kThreads)
             });
       }
 
-      if constexpr (Config::kDeterministic) {  // here, so that the additions complete under the last product
-        if (wants_dq) pass_turn(arguments.dq_turn + tile_index, column_tile, thread);
-      }
-
       if (kStages == 1) {
         __syncthreads();  // Q and dO are no longer read
         if (next_tile < arguments.rows.tiles) load_rows(next_tile, 0, thread + zero);
@@ -373,6 +376,11 @@ __global__ void __launch_bounds__(Config::kThreads)
         stage ^= 1;
       }
       row_tile = next_tile;
+      touched = next_touched;
+    }
+    if constexpr (Config::kDeterministic) {
+      __syncthreads();
+      if (thread == 0 && turn_to_pass != nullptr) pass_turn(turn_to_pass, column_tile);
     }
   }
 

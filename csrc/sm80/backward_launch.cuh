@@ -1,7 +1,7 @@
 // Host side of backward: workspace plan, row statistics, pre-pass, main kernel, dQ conversion.
 #pragma once
 
-#include "common/mask_prepass.cuh"
+#include "common/mask_prepass.h"
 #include "sm80/backward_kernel.cuh"
 #include "sm80/kernel_table.h"
 
@@ -59,7 +59,7 @@ cudaError_t launch_backward(const BackwardParams& params) {
   arguments.column_tiles = arguments.mask.tile_count;
 
   const auto row_blocks = static_cast<unsigned>(shape.batch * shape.heads_q * arguments.rows.tiles);
-  cudaError_t error = launch_mask_prepass<Config::kBlockN>(mask, shape, arguments.mask, stream);
+  cudaError_t error = launch_mask_prepass(mask, shape, arguments.mask, stream);
   if (error != cudaSuccess) return error;
   if (plan.total > plan.dq) {  // dQ and the turns lie side by side
     error = cudaMemsetAsync(workspace + plan.dq, 0, plan.total - plan.dq, stream);

@@ -33,8 +33,7 @@ struct ForwardConfig {
     char q[QTile::kBytes > OTile::kBytes ? QTile::kBytes : OTile::kBytes];
     char k[KTile::kBytes];
     char v[VTile::kBytes];
-    alignas(16) Slot lower[kBlockN];
-    alignas(16) Slot upper[kBlockN];
+    alignas(16) Slot slots[kMaxSlots][kBlockN];
     TileBits tiles;
     TileWalk walk;
   };
@@ -129,7 +128,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const int head_k = head / (shape.heads_q / shape.heads_k);
   const int row_begin = row_tile * kBlockM;
   const int row_end = static_cast<int>(min(shape.seqlen_q, int64_t{row_begin} + kBlockM));
-  const MaskPlane plane = select_plane(arguments.mask, shape, kBlockN, batch, head);
+  const MaskPlane plane = plane_at(arguments.mask, plane_index(arguments.mask, shape, batch, head));
 
   const Element* q = static_cast<const Element*>(params.q.data) + batch * params.q.stride_batch +
                      row_begin * params.q.stride_seq + head * params.q.stride_head;
@@ -145,12 +144,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     const int valid = static_cast<int>(min(int64_t{kBlockN}, shape.seqlen_k - first));
     load_tile<KTile, kThreads>(k_tile, k + first * params.k.stride_seq, params.k.stride_seq, valid,
                                shape.head_dim, thread);
-    constexpr int kCopies = kBlockN / 2;  // 16 bytes: the slots of two columns
-    if (thread < 2 * kCopies) {
-      const int column = 2 * (thread % kCopies);
-      cp_async_16(shared_address((thread < kCopies ? smem.lower : smem.upper) + column),
-                  (thread < kCopies ? plane.lower : plane.upper) + first + column, true);
-    }
+    load_slots<kBlockN, kThreads>(smem.slots, plane, arguments.mask, first, thread);
   };
   const auto load_v = [&](int tile, int thread) {
     const int64_t first = int64_t{tile} * kBlockN;
@@ -187,19 +181,20 @@ __global__ void __launch_bounds__(Config::kThreads)
     __syncthreads();
     scan_row_tile<Config::kWarps>(smem.tiles, arguments.mask, plane, chunk, row_begin, row_end, warp, lane);
     __syncthreads();
-    if (thread == 0) smem.walk.start(smem.tiles, chunk, arguments.mask.group_count);
+    if (thread == 0) smem.walk.start(smem.tiles, chunk, arguments.mask);
     __syncthreads();
     int tile = smem.walk.next;
+    uint32_t touched = smem.walk.touched;
     if (tile >= 0) load_k(tile, thread);
     cp_async_commit();
 
     while (tile >= 0) {
-      const uint32_t zero = Config::kHeadDim > 64 ? varying_zero(tile) : 0;
+      const uint32_t zero = varying_zero(tile);
       cp_async_wait<0>();
       __syncthreads();  // K and its columns have arrived; everyone is done with V
       load_v(tile, thread + zero);
       cp_async_commit();
-      if (thread == 0) smem.walk.advance(smem.tiles, arguments.mask.group_count);
+      if (thread == 0) smem.walk.advance(smem.tiles, arguments.mask);
 
       float scores[kM][kN8][4];
       clear(scores);
@@ -223,17 +218,19 @@ __global__ void __launch_bounds__(Config::kThreads)
         mask_by_dense(scores, dense_plane(arguments.mask, shape, batch, head), shape.seqlen_q, shape.seqlen_k,
                       lane_row, column_begin + lane_column, row_of, column_of);
       } else {
-        if (test_tile(smem.tiles.lower, smem.walk.first_group, tile) ||
-            column_begin + kBlockN > shape.seqlen_k) {
-          mask_by_slot(scores, smem.lower, lane_row, lane_column, row_of, column_of);
+        if (column_begin + kBlockN > shape.seqlen_k) touched |= 1;
+#pragma unroll
+        for (int s = 0; s < kMaxSlots; ++s) {
+          if (touched >> s & 1) {
+            mask_by_slot(scores, smem.slots[s], lane_row, lane_column, row_of, column_of);
+          }
         }
-        if (test_tile(smem.tiles.upper, smem.walk.first_group, tile))
-          mask_by_slot(scores, smem.upper, lane_row, lane_column, row_of, column_of);
       }
 
       cp_async_wait<0>();
       __syncthreads();  // V has arrived; everyone is done with K and its columns
       tile = smem.walk.next;
+      touched = smem.walk.touched;
       if (tile >= 0) load_k(tile, thread + zero);
       cp_async_commit();
 

@@ -1,7 +1,7 @@
 // Host side of the forward kernel: workspace plan, pre-pass, launch.
 #pragma once
 
-#include "common/mask_prepass.cuh"
+#include "common/mask_prepass.h"
 #include "sm80/forward_kernel.cuh"
 #include "sm80/kernel_table.h"
 
@@ -19,7 +19,7 @@ cudaError_t launch_forward(const ForwardParams& params) {
   ForwardArguments arguments{params, {}, static_cast<int>(ceil_div(params.shape.seqlen_q, Config::kBlockM))};
   arguments.mask = carve_mask_tiles(mask, params.visit, params.shape.seqlen_k, Config::kBlockN,
                                     static_cast<char*>(params.workspace));
-  cudaError_t error = launch_mask_prepass<Config::kBlockN>(mask, params.shape, arguments.mask, stream);
+  cudaError_t error = launch_mask_prepass(mask, params.shape, arguments.mask, stream);
   if (error != cudaSuccess) return error;
 
   constexpr int kSmemBytes = sizeof(typename Config::Smem);

@@ -12,28 +12,45 @@
 
 namespace flashmask::sm80 {
 
+// The extremes of the 32 column tiles of a block's own group, where its predecessor nearly always is.
+struct NearTiles {
+  SlotExtremes extremes[kMaxSlots][kTilesPerGroup];
+
+  // Called by one whole warp.
+  __device__ void load(const MaskTiles& mask, const MaskPlane& plane, int column_tile, int lane) {
+    const int tile = column_tile / kTilesPerGroup * kTilesPerGroup + lane;
+    if (tile >= mask.tile_count) return;
+    for (int s = 0; s < mask.slot_count; ++s) {
+      extremes[s][lane] = load_extremes(plane.tiles + s * mask.tile_count + tile);
+    }
+  }
+};
+
 // The first column tile after `column_tile` that visits rows [row_begin, row_end), or -1. Called by one whole
 // warp.
-inline __device__ int next_visitor(const MaskTiles& mask, const MaskPlane& plane, int column_tile,
-                                   int row_begin, int row_end, int lane) {
+inline __device__ int next_visitor(const MaskTiles& mask, const MaskPlane& plane, const NearTiles& near,
+                                   int column_tile, int row_begin, int row_end, int lane) {
   if (mask.visit_all) return column_tile + 1 < mask.tile_count ? column_tile + 1 : -1;
-  const auto search_group = [&](int group) {
-    const int tile = group * kTilesPerGroup + lane;
-    const bool visited = tile > column_tile && tile < mask.tile_count &&
-                         visit_rows(load_extremes(plane.tiles + tile), row_begin, row_end).visited;
+  const auto first_of_group = [&](int group, bool visited) {
     const uint32_t bits = __ballot_sync(~0u, visited);
     return bits == 0 ? -1 : group * kTilesPerGroup + __ffs(static_cast<int>(bits)) - 1;
   };
   const int own_group = column_tile / kTilesPerGroup;
-  const int near = search_group(own_group);
-  if (near >= 0) return near;
+  const int own_tile = own_group * kTilesPerGroup + lane;
+  const bool near_visited =
+      own_tile > column_tile && own_tile < mask.tile_count &&
+      visit_rows(mask, [&](int s) { return near.extremes[s][lane]; }, row_begin, row_end).visited;
+  const int found = first_of_group(own_group, near_visited);
+  if (found >= 0) return found;
   for (int first = own_group + 1; first < mask.group_count; first += 32) {
     const int group = first + lane;
-    const bool live = group < mask.group_count &&
-                      visit_rows(load_extremes(plane.groups + group), row_begin, row_end).visited;
+    const bool live = group < mask.group_count && visits_group(mask, plane, group, row_begin, row_end);
     for (uint32_t left = __ballot_sync(~0u, live); left != 0; left &= left - 1) {
-      const int found = search_group(first + __ffs(static_cast<int>(left)) - 1);
-      if (found >= 0) return found;
+      const int far_group = first + __ffs(static_cast<int>(left)) - 1;
+      const int tile = far_group * kTilesPerGroup + lane;
+      const int far = first_of_group(
+          far_group, tile < mask.tile_count && visit_tile(mask, plane, tile, row_begin, row_end).visited);
+      if (far >= 0) return far;
     }
   }
   return -1;
@@ -41,9 +58,10 @@ inline __device__ int next_visitor(const MaskTiles& mask, const MaskPlane& plane
 
 // Called by the whole block, before its threads add. `turn` is the row tile's counter.
 inline __device__ void wait_for_turn(const int32_t* turn, const MaskTiles& mask, const MaskPlane& plane,
-                                     int column_tile, int row_begin, int row_end, int thread) {
+                                     const NearTiles& near, int column_tile, int row_begin, int row_end,
+                                     int thread) {
   if (thread < 32) {
-    const int expected = next_visitor(mask, plane, column_tile, row_begin, row_end, thread) + 1;
+    const int expected = next_visitor(mask, plane, near, column_tile, row_begin, row_end, thread) + 1;
     if (thread == 0) {
       int32_t seen;
       do {
@@ -54,13 +72,10 @@ inline __device__ void wait_for_turn(const int32_t* turn, const MaskTiles& mask,
   __syncthreads();
 }
 
-// Called by the whole block, after its threads have added.
-inline __device__ void pass_turn(int32_t* turn, int column_tile, int thread) {
-  __threadfence();
-  __syncthreads();
-  if (thread == 0) {
-    asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(turn), "r"(column_tile + 1) : "memory");
-  }
+// Called by one thread, once a barrier has ordered all threads' additions before it: the release carries them
+// along.
+inline __device__ void pass_turn(int32_t* turn, int column_tile) {
+  asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(turn), "r"(column_tile + 1) : "memory");
 }
 
 }  // namespace flashmask::sm80
