@@ -1,7 +1,7 @@
 """The CUDA kernels' C interface for device tensors of any library: structs filled, entries called, no torch.
 
-A device tensor here is anything with ``data_ptr()``, ``stride(dim)``, ``shape`` and ``dtype`` (a torch dtype or
-its name). Nothing is checked: the callers are tests (tests/gpu) and benchmarks (scripts/bench/kernels.py).
+A device tensor here is anything with ``data_ptr()``, ``stride(dim)``, ``shape`` and ``dtype`` (a torch dtype
+or its name). Nothing is checked: the callers are tests (tests/gpu) and benchmarks (scripts/bench/kernels.py).
 """
 
 from __future__ import annotations

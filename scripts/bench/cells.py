@@ -1,0 +1,229 @@
+"""What the kernel benchmark measures, and the CSV that it is kept in. NumPy only.
+
+A case is one mask at one shape. Its forward and backward passes are timed apart, each with all
+implementations in turns; what one implementation took is a row. Rows of one run (process), case and direction
+were timed in turns, so only they are divided by each other.
+"""
+
+from __future__ import annotations
+
+import csv
+import hashlib
+import math
+from collections.abc import Callable, Iterable, Sequence
+from dataclasses import Field, astuple, dataclass, fields, replace
+from pathlib import Path
+from typing import Any
+
+from paddle_flashmask import masks
+from paddle_flashmask.masks import registry
+
+ROOT = Path(__file__).resolve().parents[2]
+
+# The paper's setting: so many tokens in all, heads times head dim.
+TOKENS, HIDDEN = 131072, 4096
+LENGTHS = (8192, 32768, 131072)
+HEAD_DIMS = (64, 128)
+DIRECTIONS = ("forward", "backward")
+TWELVE = tuple(registry.names(paper_only=True))
+
+# Documents of one length that tiles divide: the same work as a batch of them without a mask, but for finding
+# the tiles. 20 of them are 130 K tokens at a block sparsity of exactly 95 %.
+EQUAL_DOCUMENTS = "equal_documents"
+EQUAL_DOCUMENT_COUNT, EQUAL_DOCUMENT_LENGTH = 20, 6656
+# Ever longer sequences of one head, up to a million tokens, in 64 causal documents.
+LONG_DOCUMENTS = "causal_document_64"
+LONG_LENGTHS = (131072, 262144, 524288, 1048576)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One mask, shared by all samples and heads, at one shape; as many key heads as query heads."""
+
+    mask: str
+    seqlen: int
+    head_dim: int
+    batch: int
+    heads: int
+    seed: int = 0
+
+    def build_mask(self) -> masks.ColumnMask:
+        """Return the mask, of one sample and one head."""
+        if self.mask == EQUAL_DOCUMENTS:
+            return masks.document([EQUAL_DOCUMENT_LENGTH] * EQUAL_DOCUMENT_COUNT)
+        if self.mask == LONG_DOCUMENTS:
+            return masks.causal_document([self.seqlen // 64] * 64)
+        return registry.make(self.mask, self.seqlen, self.seed)
+
+    def flops(self, direction: str, rho: float) -> float:
+        """Floating-point operations of the visited tiles: two products forward, five backward."""
+        full = 4.0 * self.seqlen**2 * self.head_dim * self.heads * self.batch
+        return full * (1 - rho) * (2.5 if direction == "backward" else 1.0)
+
+
+def paper_case(mask: str, seqlen: int, head_dim: int, seed: int = 0) -> Case:
+    """Return a case of the paper's setting."""
+    return Case(mask, seqlen, head_dim, TOKENS // seqlen, HIDDEN // head_dim, seed)
+
+
+def search_case(head_dim: int) -> Case:
+    """Return the case that shows what finding the tiles costs."""
+    return Case(
+        EQUAL_DOCUMENTS, EQUAL_DOCUMENT_COUNT * EQUAL_DOCUMENT_LENGTH, head_dim, 1, HIDDEN // head_dim
+    )
+
+
+def long_cases() -> list[Case]:
+    """Return the cases that show how memory grows with the sequence."""
+    return [Case(LONG_DOCUMENTS, seqlen, 64, 1, 1) for seqlen in LONG_LENGTHS]
+
+
+# Peers, as they are called in tables.
+PEER_NAMES = {"fa2": "FA2", "cudnn": "cuDNN", "flex": "Flex", "flex_flash": "Flex/FLASH", "fa4": "FA4"}
+
+
+def batched(kernels: str) -> str:
+    """Name of our kernels on a batch of documents instead of packed ones, without a mask."""
+    return f"{kernels} batched"
+
+
+def deterministic(kernels: str) -> str:
+    """Name of our kernels in deterministic mode."""
+    return f"{kernels} deterministic"
+
+
+def plan(
+    cases: Iterable[Case], is_measured: Callable[[Case, str], bool], directions: Sequence[str] = DIRECTIONS
+) -> list[tuple[Case, list[str]]]:
+    """What is left to measure: cases, in order, with their directions.
+
+    Masks are judged by causal's throughput of the same run, so where any mask of a shape is left, the shape's
+    causal is measured (again) too.
+    """
+    left = {case: [d for d in directions if not is_measured(case, d)] for case in cases}
+    for case in left:
+        if case.mask == "causal":
+            alike = [d for other, d in left.items() if replace(other, mask="causal") == case]
+            left[case] = [direction for direction in directions if any(direction in d for d in alike)]
+    return [(case, remaining) for case, remaining in left.items() if remaining]
+
+
+@dataclass(frozen=True)
+class Run:
+    """One process: what it measured, where and when."""
+
+    started: str
+    kernels: str  # our architecture: sm80, ...
+    sources: str  # hash of our kernels' sources
+    commit: str
+    card: str
+    driver: str
+    torch: str
+    command: str
+
+
+@dataclass(frozen=True)
+class Row:
+    """What one implementation took for one case and direction. NaN: not measured."""
+
+    run: Run
+    case: Case
+    direction: str
+    implementation: str
+    status: str  # ok, or failed: it raised, or its results were wrong, and it was not timed
+    reason: str  # of failing
+    rho: float  # fully masked 128 x 128 tiles / all
+    visible_area: int  # exact, of one sample and head
+    seconds: float  # asked for per implementation
+    warmups: int = 0
+    repetitions: int = 0
+    milliseconds: float = math.nan  # median
+    fastest: float = math.nan  # milliseconds
+    slowest: float = math.nan
+    tflops: float = math.nan
+    matmul_tflops: float = math.nan  # of an 8192^3 bfloat16 product, timed in turns with it
+    error: float = math.nan  # ||result - reference|| / ||reference||, the worst of its tensors
+    mask_bytes: int = 0  # of startend_row_indices
+    workspace_bytes: int = 0
+
+    @property
+    def ok(self) -> bool:
+        """Whether it was measured."""
+        return self.status == "ok"
+
+    @property
+    def share(self) -> float:
+        """Share of the matmul ceiling."""
+        return self.tflops / self.matmul_tflops
+
+
+# The columns: of the run, of the case, then the row's own.
+_OWN_FIELDS = [field for field in fields(Row) if field.name not in ("run", "case")]
+_FIELDS = [*fields(Run), *fields(Case), *_OWN_FIELDS]
+COLUMNS = [field.name for field in _FIELDS]
+_PARSE = {field.name: {"str": str, "int": int, "float": float}[str(field.type)] for field in _FIELDS}
+
+
+def read_rows(path: Path) -> list[Row]:
+    """Read a CSV file; no rows when there is none. Raises ValueError when its columns are others."""
+    if not path.exists():
+        return []
+
+    def pick(line: dict[str, str], wanted: Iterable[Field[Any]]) -> dict[str, Any]:
+        return {field.name: _PARSE[field.name](line[field.name]) for field in wanted}
+
+    with path.open(newline="") as file:
+        reader = csv.DictReader(file)
+        _check_header(path, reader.fieldnames)
+        return [
+            Row(Run(**pick(line, fields(Run))), Case(**pick(line, fields(Case))), **pick(line, _OWN_FIELDS))
+            for line in reader
+        ]
+
+
+def append_rows(path: Path, rows: Iterable[Row]) -> None:
+    """Append to a CSV file, made when there is none. Raises ValueError when its columns are others."""
+    new = not path.exists()
+    if not new:
+        with path.open(newline="") as file:
+            _check_header(path, next(csv.reader(file), None))
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with path.open("a", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        if new:
+            writer.writerow(COLUMNS)
+        for row in rows:
+            own = (getattr(row, field.name) for field in _OWN_FIELDS)
+            values = (*astuple(row.run), *astuple(row.case), *own)
+            writer.writerow(f"{value:.6g}" if isinstance(value, float) else value for value in values)
+
+
+def _check_header(path: Path, header: Sequence[str] | None) -> None:
+    if list(header or ()) != COLUMNS:
+        raise ValueError(f"{path}: expected the columns {', '.join(COLUMNS)}, got {', '.join(header or ())}")
+
+
+def is_done(
+    rows: Iterable[Row], run: Run, case: Case, direction: str, implementations: Iterable[str], seconds: float
+) -> bool:
+    """Whether an earlier run of the same kernels on the same card timed all of these, as long or longer."""
+    found: dict[str, set[str]] = {}
+    for row in rows:
+        same_cell = (row.case, row.direction) == (case, direction)
+        same_run = (row.run.sources, row.run.card) == (run.sources, run.card)
+        if same_cell and same_run and row.seconds >= seconds:
+            found.setdefault(row.run.started, set()).add(row.implementation)
+    return any(names >= set(implementations) for names in found.values())
+
+
+def hash_sources(kernels: str, root: Path = ROOT) -> str:
+    """Return a short hash of everything that one architecture's kernels are compiled from."""
+    csrc = root / "csrc"
+    paths = [root / "scripts" / "kernel_sources.py"]
+    for folder in ("include", "common", kernels):
+        paths += (path for path in (csrc / folder).rglob("*") if path.suffix in (".h", ".cuh", ".cc", ".cu"))
+    paths += (csrc / "instantiations").glob(f"{kernels}_*")
+    digest = hashlib.sha256()
+    for path in sorted(paths):
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()[:10]

@@ -1,0 +1,220 @@
+"""Our kernels and their peers, each as a job: one case made ready to run again and again, with its results.
+
+Every job reads the same values. What it takes to make a job (compilation, block masks, memory for results) is
+not timed; whatever our kernels do with a mask is, for they do all of it in every call.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property, partial
+from typing import Any
+
+import flex_masks
+import torch
+from cells import EQUAL_DOCUMENT_COUNT, TWELVE, Case
+from kernel_calls import BackwardParams, CudaLibrary, ForwardParams, Options, backward_params, forward_params
+from torch.nn.attention import SDPBackend, sdpa_kernel
+
+from paddle_flashmask.masks import ColumnMask
+
+Tensors = Sequence[torch.Tensor]
+WORKSPACE_ALIGNMENT = 256
+
+
+@dataclass
+class Job:
+    """One implementation of one case; ``results`` are of one run of both passes, to check and to drop."""
+
+    directions: dict[str, Callable[[], Any]]  # forward, backward
+    results: dict[str, torch.Tensor]  # o, dq, dk, dv [B, S, H, D]; ours: lse [B, H, S] too
+    mask_bytes: int = 0
+    workspace_bytes: dict[str, int] = field(default_factory=dict)  # by direction
+    keep_alive: Any = None  # what the calls point into
+
+
+class Data:
+    """q, k, v and dout of a shape: normal, bfloat16, [B, S, H, D]."""
+
+    def __init__(self, case: Case):
+        generator = torch.Generator("cuda").manual_seed(case.seed)
+        self.tensors = [
+            torch.randn(_shape(case), generator=generator, device="cuda", dtype=torch.bfloat16)
+            for _ in range(4)
+        ]
+        self._made_for = (_shape(case), case.seed)
+
+    def serves(self, case: Case) -> bool:
+        """Whether these are a case's tensors."""
+        return self._made_for == (_shape(case), case.seed)
+
+    @cached_property
+    def heads_first(self) -> list[torch.Tensor]:
+        """The same, contiguous as [B, H, S, D]."""
+        return [tensor.transpose(1, 2).contiguous() for tensor in self.tensors]
+
+
+def _shape(case: Case) -> tuple[int, int, int, int]:
+    return case.batch, case.seqlen, case.heads, case.head_dim
+
+
+def own_job(library: CudaLibrary, mask: ColumnMask, data: Data, *, deterministic: bool = False) -> Job:
+    """Our kernels, through the C interface. Deterministic mode differs in the backward pass only."""
+    return _own_job(library, data.tensors, mask, deterministic)
+
+
+def batched_job(library: CudaLibrary, data: Data) -> Job:
+    """Our kernels on equal documents as a batch, without a mask: the same tiles, and none to find."""
+    count = EQUAL_DOCUMENT_COUNT
+    split = [tensor.view(count, -1, *tensor.shape[2:]) for tensor in data.tensors]
+    job = _own_job(library, split, None, deterministic=False)
+    job.results = {
+        name: tensor.view(data.tensors[0].shape) for name, tensor in job.results.items() if name != "lse"
+    }
+    return job
+
+
+def _own_job(library: CudaLibrary, tensors: Tensors, mask: ColumnMask | None, deterministic: bool) -> Job:
+    q, k, v, dout = tensors
+    indices, causal = (None, False) if mask is None else mask.to_startend_row_indices()
+    options = Options(
+        indices=None if indices is None else torch.from_numpy(indices).to(q.device),
+        causal=causal,
+        deterministic=deterministic,
+    )
+    stream = torch.cuda.current_stream().cuda_stream
+    out = torch.full_like(q, torch.nan)
+    lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), torch.nan, device=q.device)
+    gradients = {name: torch.full_like(q, torch.nan) for name in ("dq", "dk", "dv")}
+    params: dict[str, ForwardParams | BackwardParams] = {
+        "forward": forward_params(q, k, v, out, lse, options, stream),
+        "backward": backward_params(q, k, v, out, lse, dout, None, gradients, options, stream),
+    }
+    workspaces = {name: _give_workspace(library, params[name], q.device) for name in params}
+
+    def launch(direction: str) -> None:
+        library.launch(params[direction])
+
+    directions: dict[str, Callable[[], Any]] = {name: partial(launch, name) for name in params}
+    for run in directions.values():
+        run()
+    if deterministic:
+        del directions["forward"]
+    return Job(
+        directions=directions,
+        results={"o": out, "lse": lse, **gradients},
+        mask_bytes=0 if indices is None else indices.nbytes,
+        workspace_bytes={name: workspace.numel() for name, workspace in workspaces.items()},
+        keep_alive=(options, out, lse, gradients, workspaces),
+    )
+
+
+def _give_workspace(
+    library: CudaLibrary, params: ForwardParams | BackwardParams, device: torch.device
+) -> torch.Tensor:
+    """Point the params to a workspace; return it."""
+    size = library.workspace_bytes(params)
+    memory = torch.empty(size + WORKSPACE_ALIGNMENT, dtype=torch.uint8, device=device)
+    workspace = memory[-memory.data_ptr() % WORKSPACE_ALIGNMENT :][:size]
+    params.workspace = workspace.data_ptr()
+    return workspace
+
+
+@dataclass(frozen=True)
+class Peer:
+    """Somebody else's attention, with autograd.
+
+    Attributes:
+        masks: what it can do of the twelve.
+        attend: (case, data) to its inputs q, k, v, dout and a function from q, k, v to o.
+        heads_first: whether its tensors are [B, H, S, D].
+        module: what must be importable besides torch.
+    """
+
+    masks: tuple[str, ...]
+    attend: Callable[[Case, Data], tuple[Tensors, Callable[..., torch.Tensor]]]
+    heads_first: bool
+    module: str | None = None
+
+    def missing(self) -> str | None:
+        """Why it cannot run here, or None."""
+        if self.module is not None:
+            try:
+                importlib.import_module(self.module)
+            except ImportError as error:
+                return str(error)
+        return None
+
+    def job(self, case: Case, data: Data) -> Job:
+        """Make a case ready; compiles what has to be compiled."""
+        tensors, attend = self.attend(case, data)
+        inputs = [tensor.detach().requires_grad_() for tensor in tensors[:3]]
+        out = attend(*inputs)
+        directions = {
+            "forward": lambda: attend(*inputs),
+            "backward": lambda: torch.autograd.grad(out, inputs, tensors[3], retain_graph=True),
+        }
+        results = dict(zip(("o", "dq", "dk", "dv"), (out.detach(), *directions["backward"]()), strict=True))
+        if self.heads_first:
+            results = {name: tensor.transpose(1, 2) for name, tensor in results.items()}
+        return Job(directions, results)
+
+
+def _sdpa(backend: SDPBackend, case: Case, data: Data) -> tuple[Tensors, Callable[..., torch.Tensor]]:
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        with sdpa_kernel(backend):
+            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=case.mask == "causal")
+
+    # FlashAttention-2 wants [B, S, H, D] underneath, cuDNN is given what SDPA's users have.
+    if backend == SDPBackend.FLASH_ATTENTION:
+        return [tensor.transpose(1, 2) for tensor in data.tensors], attend
+    return data.heads_first, attend
+
+
+def _flex(kernel_options: Any, case: Case, data: Data) -> tuple[Tensors, Callable[..., torch.Tensor]]:
+    from torch._functorch import config
+    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+
+    config.donated_buffer = False  # else a compiled graph's backward runs only once
+    tokens = {
+        name: torch.from_numpy(array).to(data.tensors[0].device)
+        for name, array in flex_masks.token_arrays(case.seqlen, case.seed).items()
+    }
+    rule = flex_masks.make_rule(case.mask, case.seqlen, tokens)
+    block_mask = None
+    if case.mask != "full":
+        block_mask = create_block_mask(
+            lambda b, h, i, j: rule(i, j), None, None, case.seqlen, case.seqlen, _compile=True
+        )
+    compiled = torch.compile(
+        lambda q, k, v, block_mask: flex_attention(
+            q, k, v, block_mask=block_mask, kernel_options=kernel_options
+        ),
+        dynamic=False,
+    )
+    return data.heads_first, lambda q, k, v: compiled(q, k, v, block_mask)
+
+
+def _fa4(case: Case, data: Data) -> tuple[Tensors, Callable[..., torch.Tensor]]:
+    from flash_attn.cute import flash_attn_func
+
+    window = (case.seqlen // 16, 0) if case.mask == "sliding_window" else (None, None)
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        result = flash_attn_func(q, k, v, causal=case.mask == "causal", window_size=window)
+        return result[0] if isinstance(result, tuple) else result
+
+    return data.tensors, attend
+
+
+PEERS = {
+    "fa2": Peer(("full", "causal"), partial(_sdpa, SDPBackend.FLASH_ATTENTION), heads_first=True),
+    "cudnn": Peer(("full", "causal"), partial(_sdpa, SDPBackend.CUDNN_ATTENTION), heads_first=True),
+    "flex": Peer(TWELVE, partial(_flex, None), heads_first=True),
+    "flex_flash": Peer(
+        TWELVE, partial(_flex, {"BACKEND": "FLASH"}), heads_first=True, module="flash_attn.cute"
+    ),
+    "fa4": Peer(("full", "causal", "sliding_window"), _fa4, heads_first=False, module="flash_attn.cute"),
+}

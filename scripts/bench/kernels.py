@@ -1,0 +1,126 @@
+"""Benchmark the CUDA kernels on the paper's twelve masks, in turns with other attentions.
+
+python scripts/build_kernels.py --cuda --targets 90 --subset benchmark --output build
+python scripts/bench/kernels.py --quick                                   # one table in under a minute
+python scripts/bench/kernels.py --deterministic --bars --resume           # ours alone, everything
+python scripts/bench/kernels.py --peers flex flex_flash fa4 --lengths 8192 --head-dims 128 --resume
+python scripts/bench/kernels.py --report-only --markdown docs/results/kernels_sm80.md
+
+The paper's setting: bfloat16, 128 K tokens in all, heads times head dim = 4096. Needs torch with CUDA, and no
+Paddle. Rows are appended to a CSV file as soon as a case is measured; --resume leaves out what an earlier run
+has measured with the same kernel sources on the same card beside the same peers. The bars come last.
+"""
+
+from __future__ import annotations
+
+import argparse
+import shlex
+import sys
+from functools import partial
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import report
+from cells import (
+    DIRECTIONS,
+    HEAD_DIMS,
+    LENGTHS,
+    PEER_NAMES,
+    ROOT,
+    TWELVE,
+    Case,
+    long_cases,
+    paper_case,
+    plan,
+    read_rows,
+    search_case,
+)
+
+QUICK_SECONDS = 0.25
+# Options that do not change what is measured, nor how: they are left out of the recorded command.
+UNRECORDED = ("csv", "markdown", "resume", "commit", "library")
+
+
+def parse_arguments() -> tuple[argparse.Namespace, str]:
+    """Return the arguments, and the command that they make, as it is recorded."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("--kernels", default="sm80", help="which of ours: flashmask_<this>_forward, ...")
+    parser.add_argument("--peers", nargs="*", default=[], choices=list(PEER_NAMES))
+    parser.add_argument("--masks", nargs="*", default=list(TWELVE), choices=TWELVE)
+    parser.add_argument("--lengths", nargs="+", type=int, default=list(LENGTHS))
+    parser.add_argument("--head-dims", nargs="+", type=int, default=list(HEAD_DIMS))
+    parser.add_argument("--directions", nargs="+", default=list(DIRECTIONS), choices=DIRECTIONS)
+    parser.add_argument("--seed", type=int, default=0, help="of the documents and of the tensors")
+    parser.add_argument("--deterministic", action="store_true", help="our deterministic backward too")
+    parser.add_argument("--bars", action="store_true", help="also the cases of the search and memory bars")
+    parser.add_argument("--seconds", type=float, default=1.0, help="per implementation, case and direction")
+    parser.add_argument(
+        "--quick", action="store_true", help=f"8192 tokens, D=128, beside FA2, {QUICK_SECONDS} seconds each"
+    )
+    parser.add_argument("--library", type=Path, default=ROOT / "build" / "libflashmask_cuda.so")
+    parser.add_argument("--csv", type=Path, help="default: docs/results/kernels_<kernels>.csv")
+    parser.add_argument("--resume", action="store_true", help="leave out what the CSV file has")
+    parser.add_argument("--commit", help="recorded with the rows; by default git is asked")
+    parser.add_argument("--report-only", action="store_true", help="measure nothing")
+    parser.add_argument("--markdown", type=Path, help="write everything in the CSV file to this document")
+    arguments = parser.parse_args()
+
+    command = ["python", "scripts/bench/kernels.py"]
+    for name, value in vars(arguments).items():
+        if name not in UNRECORDED and value != parser.get_default(name):
+            values = [] if value is True else value if isinstance(value, list) else [value]
+            command += [f"--{name.replace('_', '-')}", *map(str, values)]
+
+    if arguments.quick:
+        arguments.lengths, arguments.head_dims, arguments.seconds = [8192], [128], QUICK_SECONDS
+        arguments.peers = arguments.peers or ["fa2"]
+    if arguments.csv is None:
+        folder = ROOT / "outputs" if arguments.quick else ROOT / "docs" / "results"
+        arguments.csv = folder / f"kernels_{arguments.kernels}.csv"
+    return arguments, shlex.join(command)
+
+
+def wanted_cases(arguments: argparse.Namespace) -> list[Case]:
+    """Return the cases that the arguments name; masks of one shape follow each other and share tensors."""
+    cases = [
+        paper_case(mask, seqlen, head_dim, arguments.seed)
+        for head_dim in arguments.head_dims
+        for seqlen in arguments.lengths
+        for mask in TWELVE
+        if mask in arguments.masks
+    ]
+    if arguments.bars:
+        cases += [*map(search_case, HEAD_DIMS), *long_cases()]
+    return cases
+
+
+def main() -> None:
+    """Measure, then report."""
+    arguments, command = parse_arguments()
+    cards = None
+    if not arguments.report_only:
+        from runner import Bench  # needs torch and a GPU; the report does not
+
+        bench = Bench(arguments, command)
+        cards = [bench.run.card]
+        rows = read_rows(arguments.csv) if arguments.resume else []
+        left = plan(wanted_cases(arguments), partial(bench.is_measured, rows), arguments.directions)
+        for case, directions in left:
+            bench.measure(case, directions)
+
+    rows = read_rows(arguments.csv)
+    if arguments.markdown is not None:
+        arguments.markdown.parent.mkdir(parents=True, exist_ok=True)
+        arguments.markdown.write_text(report.render(rows, arguments.kernels))
+    for card in cards or report.cards(rows, arguments.kernels):
+        results = report.Results(rows, arguments.kernels, card)
+        tables = [*report.mask_tables(results)] if arguments.quick else []
+        print("", card, *tables, report.render_bars(results, measured_only=arguments.quick), sep="\n\n")
+
+
+if __name__ == "__main__":
+    main()

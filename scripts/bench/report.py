@@ -1,0 +1,316 @@
+"""The measured rows as Markdown: tables beside peers, and the bars with their verdicts. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from cells import (
+    DIRECTIONS,
+    HEAD_DIMS,
+    LENGTHS,
+    LONG_DOCUMENTS,
+    PEER_NAMES,
+    TWELVE,
+    Case,
+    Row,
+    batched,
+    deterministic,
+    long_cases,
+    paper_case,
+    search_case,
+)
+
+FA2_BAR, CAUSAL_BAR, CAUSAL_AIM, DETERMINISTIC_BAR, SEARCH_BAR = 0.95, 0.75, 0.9, 0.75, 0.03
+LINEAR_BAR = 1.01  # bytes per token at a million tokens, relative to those at 128 K
+
+Key = tuple[Case, str, str]  # case, direction, implementation
+
+
+class Results:
+    """What was measured on one card with one version of one architecture's kernels: the newest there is."""
+
+    def __init__(self, rows: Iterable[Row], kernels: str, card: str):
+        rows = [row for row in rows if (row.run.kernels, row.run.card) == (kernels, card)]
+        newest = max((row.run for row in rows), key=lambda run: run.started, default=None)
+        self.kernels, self.card = kernels, card
+        self.rows = [row for row in rows if newest is not None and row.run.sources == newest.sources]
+        self._runs: dict[str, dict[Key, Row]] = {}  # the newest run first
+        for row in sorted(self.rows, key=lambda row: row.run.started, reverse=True):
+            run = self._runs.setdefault(row.run.started, {})
+            run[row.case, row.direction, row.implementation] = row
+
+    def find(self, *keys: Key) -> list[Row]:
+        """Return the rows of these keys from the newest run in which all succeeded; none if there is none."""
+        for run in self._runs.values():
+            found = [run[key] for key in keys if key in run and run[key].ok]
+            if len(found) == len(keys):
+                return found
+        return []
+
+    def ratio(self, case: Case, direction: str, other: str, ours: str | None = None) -> float | None:
+        """How many times as fast as another implementation ours is, in one run; None: not measured."""
+        found = self.find((case, direction, ours or self.kernels), (case, direction, other))
+        return found[1].milliseconds / found[0].milliseconds if found else None
+
+    def failed(self, case: Case, direction: str, implementation: str) -> bool:
+        """Whether it failed in the newest run that tried."""
+        key = (case, direction, implementation)
+        return next((not run[key].ok for run in self._runs.values() if key in run), False)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Something that is wanted, and what came; ``met`` is None when it was not measured."""
+
+    what: str
+    wanted: str
+    measured: str
+    met: bool | None
+
+    @property
+    def verdict(self) -> str:
+        """The verdict in words."""
+        return {True: "met", False: "NOT met", None: "not measured"}[self.met]
+
+
+def bars(results: Results) -> Iterator[Bar]:
+    """Judge whatever there is a target for."""
+    yield from _peer_bars(results)
+    yield from _mask_bars(results)
+    yield _deterministic_bar(results)
+    yield from _search_bars(results)
+    yield from _memory_bars(results)
+
+
+def _at_least(what: str, wanted: float, measured: float | None, note: str = "") -> Bar:
+    if measured is None:
+        return Bar(what, f">= {wanted:g}", note, None)
+    return Bar(what, f">= {wanted:g}", f"{measured:.3f}{note and f' {note}'}", measured >= wanted)
+
+
+def _peer_bars(results: Results) -> Iterator[Bar]:
+    for head_dim in HEAD_DIMS:
+        for mask in ("full", "causal"):
+            case = paper_case(mask, 8192, head_dim)
+            for direction in DIRECTIONS:
+                what = f"{mask}, {_length(8192)}, D={head_dim}, {direction}: speed relative to FA2"
+                yield _at_least(what, FA2_BAR, results.ratio(case, direction, "fa2"))
+
+
+def _mask_bars(results: Results) -> Iterator[Bar]:
+    for seqlen in LENGTHS:
+        for head_dim in HEAD_DIMS:
+            for direction in DIRECTIONS:
+                ratios = {}
+                for mask in TWELVE:
+                    cases = [paper_case(name, seqlen, head_dim) for name in (mask, "causal")]
+                    found = results.find(*((case, direction, results.kernels) for case in cases))
+                    if found:
+                        ratios[mask] = found[0].tflops / found[1].tflops
+                what = (
+                    f"twelve masks, {_length(seqlen)}, D={head_dim}, {direction}: TFLOP/s relative to causal"
+                )
+                if len(ratios) < len(TWELVE):
+                    note = f"{len(ratios)} of {len(TWELVE)} masks" if ratios else ""
+                    yield _at_least(what, CAUSAL_BAR, None, note)
+                    continue
+                worst = min(ratios, key=lambda mask: ratios[mask])
+                aim = sum(ratio >= CAUSAL_AIM for ratio in ratios.values())
+                note = f"({worst}; {aim} of {len(TWELVE)} reach {CAUSAL_AIM:g})"
+                yield _at_least(what, CAUSAL_BAR, ratios[worst], note)
+
+
+def _deterministic_bar(results: Results) -> Bar:
+    name = deterministic(results.kernels)
+    ratios = {
+        case: ratio
+        for case in dict.fromkeys(row.case for row in results.rows)
+        if (ratio := results.ratio(case, "backward", results.kernels, ours=name)) is not None
+    }
+    what = "deterministic backward: speed relative to the free one, the worst of all"
+    if not ratios:
+        return _at_least(what, DETERMINISTIC_BAR, None)
+    worst = min(ratios, key=lambda case: ratios[case])
+    place = f"{worst.mask}, {_length(worst.seqlen)}, D={worst.head_dim}"
+    return _at_least(what, DETERMINISTIC_BAR, ratios[worst], f"({place}; {len(ratios)} cases)")
+
+
+def _search_bars(results: Results) -> Iterator[Bar]:
+    """The same tiles, once to be found among 1,040 x 1,040, once as a batch without a mask."""
+    for head_dim in HEAD_DIMS:
+        case = search_case(head_dim)
+        for direction in DIRECTIONS:
+            what = f"finding the tiles, {case.seqlen} tokens at 95 % sparsity, D={head_dim}, {direction}"
+            speed = results.ratio(case, direction, batched(results.kernels))
+            cost = None if speed is None else 1 / speed - 1
+            measured = (
+                "" if cost is None else f"{100 * cost:.1f} % of the time of a batch of the same documents"
+            )
+            wanted = f"< {100 * SEARCH_BAR:g} %"
+            yield Bar(what, wanted, measured, None if cost is None else cost < SEARCH_BAR)
+
+
+def _memory_bars(results: Results) -> Iterator[Bar]:
+    cases = long_cases()
+    for direction in DIRECTIONS:
+        rows = results.find(*((case, direction, results.kernels) for case in cases))
+        what = f"{LONG_DOCUMENTS}, 1 head, D=64, {direction}"
+        longest = (cases[-1], direction, results.kernels)
+        runs = False if results.failed(*longest) else True if results.find(longest) else None
+        measured = {True: "yes", False: "no", None: ""}[runs]
+        yield Bar(f"{what}: {cases[-1].seqlen} tokens run, results checked", "yes", measured, runs)
+        for name in ("mask_bytes", "workspace_bytes"):
+            per_token = [getattr(row, name) / row.case.seqlen for row in rows]
+            text = ", ".join(f"{value:.1f}" for value in per_token)
+            lengths = " to ".join(_length(case.seqlen) for case in (cases[0], cases[-1]))
+            yield Bar(
+                f"{what}: {name.replace('_', ' ')} per token from {lengths}",
+                f"grows <= {100 * (LINEAR_BAR - 1):g} %",
+                text,
+                None if not rows else per_token[-1] <= LINEAR_BAR * per_token[0],
+            )
+
+
+def cards(rows: Iterable[Row], kernels: str) -> list[str]:
+    """Return the cards that one architecture's kernels were measured on."""
+    return list(dict.fromkeys(row.run.card for row in rows if row.run.kernels == kernels))
+
+
+def render(rows: Sequence[Row], kernels: str) -> str:
+    """Return everything that was measured with one architecture's kernels as a Markdown document."""
+    parts = [
+        f"# {kernels} kernels",
+        "Written by scripts/bench/kernels.py from the CSV file beside it. bfloat16; q, k, v are normal; one "
+        "mask for all samples and heads. Times are medians of runs with a cold L2, in turns with everything "
+        "they are divided by and with a large matmul; ours include what is done with the mask. Results were "
+        "checked before timing. TFLOP/s = 4 S² D H B (1 - rho) / time forward, 2.5 times that backward; "
+        "rho = fully masked 128x128 tiles / all; area = visible elements / all; `of matmul` = share of an "
+        "8192³ bfloat16 product's TFLOP/s. In brackets: how many times as fast as that peer ours is.",
+    ]
+    for card in cards(rows, kernels):
+        results = Results(rows, kernels, card)
+        parts += [f"## {card}", _provenance(results.rows), "### Bars", render_bars(results)]
+        parts += mask_tables(results)
+        parts += [
+            table for table in (_search_table(results), _long_table(results), _failures(results)) if table
+        ]
+    return "\n\n".join(parts) + "\n"
+
+
+def render_bars(results: Results, *, measured_only: bool = False) -> str:
+    """Return the bars as a table."""
+    lines = [
+        [bar.what, bar.wanted, bar.measured, bar.verdict]
+        for bar in bars(results)
+        if bar.met is not None or not measured_only
+    ]
+    return _table(["bar", "wanted", "measured", "verdict"], lines, left=4)
+
+
+def _provenance(rows: list[Row]) -> str:
+    def distinct(values: Iterable[str]) -> str:
+        return ", ".join(dict.fromkeys(values))
+
+    lines = [
+        f"- driver {distinct(row.run.driver for row in rows)}",
+        f"- torch {distinct(row.run.torch for row in rows)}",
+        f"- kernel sources {rows[-1].run.sources}; commit {distinct(row.run.commit for row in rows)}",
+        f"- started {distinct(row.run.started for row in rows)}",
+        *(f"- `{command}`" for command in dict.fromkeys(row.run.command for row in rows)),
+    ]
+    return "\n".join(lines)
+
+
+def mask_tables(results: Results) -> Iterator[str]:
+    """Return a table per head dim, length and direction."""
+    shapes = sorted(
+        {replace(row.case, mask="") for row in results.rows if row.case.mask in TWELVE},
+        key=lambda case: (case.head_dim, case.seqlen, case.seed),
+    )
+    for shape in shapes:
+        for direction in DIRECTIONS:
+            cases = [replace(shape, mask=mask) for mask in TWELVE]
+            table = _mask_table(results, cases, direction)
+            if table:
+                sizes = f"B = {shape.batch}, H = {shape.heads}, seed {shape.seed}"
+                title = f"### D = {shape.head_dim}, S = {_length(shape.seqlen)} ({sizes}), {direction}"
+                yield f"{title}\n\n{table}"
+
+
+def _mask_table(results: Results, cases: list[Case], direction: str) -> str:
+    present = {row.implementation for row in results.rows if row.case in cases and row.direction == direction}
+    others = {name: label for name, label in PEER_NAMES.items() if name in present}
+    if deterministic(results.kernels) in present:
+        others[deterministic(results.kernels)] = "deterministic"
+    lines = []
+    for case in cases:
+        row = next(iter(results.find((case, direction, results.kernels))), None)
+        if row is None:
+            if results.failed(case, direction, results.kernels):
+                lines.append([case.mask, *["failed"] * (5 + len(others))])
+            continue
+        area = row.visible_area / case.seqlen**2
+        ours = [f"{row.milliseconds:.3f}", f"{row.tflops:.0f}", f"{row.share:.2f}"]
+        lines.append([case.mask, f"{row.rho:.3f}", f"{area:.3f}", *ours])
+        lines[-1] += (_peer_cell(results, case, direction, name) for name in others)
+    header = ["mask", "rho", "area", "ms", "TFLOP/s", "of matmul", *others.values()]
+    return _table(header, lines) if lines else ""
+
+
+def _peer_cell(results: Results, case: Case, direction: str, name: str) -> str:
+    found = results.find((case, direction, results.kernels), (case, direction, name))
+    if found:
+        ours, other = found
+        return f"{other.tflops:.0f} ({other.milliseconds / ours.milliseconds:.2f})"
+    return "failed" if results.failed(case, direction, name) else ""
+
+
+def _search_table(results: Results) -> str:
+    lines = []
+    for head_dim in HEAD_DIMS:
+        case = search_case(head_dim)
+        for direction in DIRECTIONS:
+            names = (results.kernels, batched(results.kernels))
+            found = results.find(*((case, direction, name) for name in names))
+            if found:
+                packed, batch = (row.milliseconds for row in found)
+                cost = f"{100 * (packed / batch - 1):.1f} %"
+                lines.append([str(head_dim), direction, f"{packed:.3f}", f"{batch:.3f}", cost])
+    title = (
+        "### What finding the tiles costs\n\n20 documents of 6,656 tokens, packed (rho = 0.95) and "
+        "as a batch without a mask: the same tiles of the same data.\n\n"
+    )
+    return title + _table(["D", "", "packed, ms", "batch, ms", "cost"], lines, left=2) if lines else ""
+
+
+def _long_table(results: Results) -> str:
+    lines = []
+    for case in long_cases():
+        for direction in DIRECTIONS:
+            for row in results.find((case, direction, results.kernels)):
+                sizes = [f"{size / 2**20:.2f}" for size in (row.mask_bytes, row.workspace_bytes)]
+                speed = [f"{row.milliseconds:.3f}", f"{row.tflops:.0f}"]
+                lines.append([_length(case.seqlen), direction, *speed, *sizes])
+    title = "### Long sequences: 64 causal documents, one head, D = 64\n\n"
+    header = ["tokens", "", "ms", "TFLOP/s", "mask, MiB", "workspace, MiB"]
+    return title + _table(header, lines, left=2) if lines else ""
+
+
+def _failures(results: Results) -> str:
+    lines = [
+        f"- {row.implementation}, {row.case.mask}, {_length(row.case.seqlen)}, D={row.case.head_dim}, "
+        f"{row.direction}: {row.reason}"
+        for row in results.rows
+        if not row.ok
+    ]
+    return "### Failures\n\n" + "\n".join(lines) if lines else ""
+
+
+def _length(seqlen: int) -> str:
+    return f"{seqlen // 1024}K" if seqlen % 1024 == 0 else str(seqlen)
+
+
+def _table(header: list[str], lines: list[list[str]], left: int = 1) -> str:
+    rules = ["---"] * left + ["---:"] * (len(header) - left)
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rules, *lines))

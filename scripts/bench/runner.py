@@ -1,0 +1,185 @@
+"""Runs cases of the kernel benchmark: makes implementations ready, checks them, times them, keeps rows."""
+
+from __future__ import annotations
+
+import argparse
+import datetime
+import gc
+import subprocess
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import partial
+
+import torch
+from cells import (
+    EQUAL_DOCUMENTS,
+    LONG_DOCUMENTS,
+    ROOT,
+    Case,
+    Row,
+    Run,
+    append_rows,
+    batched,
+    deterministic,
+    hash_sources,
+    is_done,
+)
+from implementations import PEERS, Data, Job, batched_job, own_job
+from kernel_calls import CudaLibrary
+from measure import Clock, Reference, card_and_driver, check, reference_heads
+
+from paddle_flashmask.masks import ColumnMask
+
+
+def git_commit() -> str:
+    """Return the commit of the checkout, marked when files differ from it; "unknown" without git."""
+    try:
+        git = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True, check=True)
+        changed = git(["git", "status", "--porcelain", "--untracked-files=no"]).stdout
+        return git(["git", "rev-parse", "--short", "HEAD"]).stdout.strip() + (" changed" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+@dataclass(frozen=True)
+class Outcome:
+    """How an implementation of one case came through its check."""
+
+    job: Job | None  # None: it failed
+    reason: str
+    error: float
+
+
+class Bench:
+    """Measures cases on the current device and appends their rows to the CSV file."""
+
+    def __init__(self, arguments: argparse.Namespace, command: str):
+        self.arguments = arguments
+        self.library = CudaLibrary(arguments.library, arguments.kernels)
+        self.clock = Clock()
+        card, driver = card_and_driver()
+        self.run = Run(
+            started=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+            kernels=arguments.kernels,
+            sources=hash_sources(arguments.kernels),
+            commit=arguments.commit or git_commit(),
+            card=card,
+            driver=driver,
+            torch=torch.__version__,
+            command=command,
+        )
+        self.peers = []
+        for name in arguments.peers:
+            missing = PEERS[name].missing()
+            if missing is None:
+                self.peers.append(name)
+            else:
+                print(f"{name} is left out: {missing}")
+        self.data: Data | None = None
+
+    def implementations(self, case: Case, direction: str) -> list[str]:
+        """Names of what runs this case in this direction, ours first."""
+        ours = self.arguments.kernels
+        names = [ours]
+        if case.mask == EQUAL_DOCUMENTS:
+            return [*names, batched(ours)]
+        if self.arguments.deterministic and direction == "backward" and case.mask != LONG_DOCUMENTS:
+            names.append(deterministic(ours))
+        return names + [name for name in self.peers if case.mask in PEERS[name].masks]
+
+    def is_measured(self, rows: list[Row], case: Case, direction: str) -> bool:
+        """Whether the rows hold all of this case and direction."""
+        names = self.implementations(case, direction)
+        return is_done(rows, self.run, case, direction, names, self.arguments.seconds)
+
+    def measure(self, case: Case, directions: list[str]) -> None:
+        """Check and time everything that runs a case; append its rows and print a line per direction."""
+        if self.data is None or not self.data.serves(case):
+            self.data = None  # before the next one is made
+            self.data = Data(case)
+        mask = case.build_mask()
+        reference = reference_heads(self.data.tensors, mask)
+        builders = self._builders(case, mask, self.data)
+        names = dict.fromkeys(name for d in directions for name in self.implementations(case, d))
+        outcomes = {name: self._make(builders[name], reference) for name in names}
+        del reference
+        for direction in directions:
+            rows = self._time(case, direction, mask, outcomes)
+            append_rows(self.arguments.csv, rows)
+            print(summary_line(case, direction, rows), flush=True)
+        outcomes.clear()
+        if any(name.startswith("flex") for name in self.peers):
+            torch._dynamo.reset()  # each mask is compiled anew
+        gc.collect()
+        torch.cuda.empty_cache()
+
+    def _builders(self, case: Case, mask: ColumnMask, data: Data) -> dict[str, Callable[[], Job]]:
+        ours = self.arguments.kernels
+        builders: dict[str, Callable[[], Job]] = {
+            ours: partial(own_job, self.library, mask, data),
+            deterministic(ours): partial(own_job, self.library, mask, data, deterministic=True),
+            batched(ours): partial(batched_job, self.library, data),
+        }
+        return builders | {name: partial(PEERS[name].job, case, data) for name in self.peers}
+
+    def _make(self, build: Callable[[], Job], reference: Reference) -> Outcome:
+        """Make a job ready and check its results. Whatever is raised is this implementation's result."""
+        try:
+            job = build()
+            error = check(job.results, reference)
+        except Exception as failure:
+            torch.cuda.synchronize()  # raises where the device itself is lost: the run ends
+            reason = " ".join(f"{type(failure).__name__}: {failure}".split())[:300]
+            return Outcome(None, reason, float("nan"))
+        job.results.clear()
+        return Outcome(job, "", error)
+
+    def _time(self, case: Case, direction: str, mask: ColumnMask, outcomes: dict[str, Outcome]) -> list[Row]:
+        here = {name: outcomes[name] for name in self.implementations(case, direction)}
+        jobs = {name: out.job.directions[direction] for name, out in here.items() if out.job is not None}
+        timings, matmul_tflops = self.clock.take_turns(jobs, self.arguments.seconds) if jobs else ({}, 0.0)
+        rho, area = mask.block_sparsity(128), mask.visible_area()
+        rows = []
+        for name, outcome in here.items():
+            common = {
+                "run": self.run,
+                "case": case,
+                "direction": direction,
+                "implementation": name,
+                "status": "failed" if outcome.job is None else "ok",
+                "reason": outcome.reason,
+                "rho": rho,
+                "visible_area": area,
+                "seconds": self.arguments.seconds,
+            }
+            if outcome.job is None:
+                rows.append(Row(**common))
+                continue
+            timing = timings[name]
+            rows.append(
+                Row(
+                    **common,
+                    warmups=timing.warmups,
+                    repetitions=len(timing.samples),
+                    milliseconds=timing.median,
+                    fastest=min(timing.samples),
+                    slowest=max(timing.samples),
+                    tflops=case.flops(direction, rho) / timing.median / 1e9,
+                    matmul_tflops=matmul_tflops,
+                    error=outcome.error,
+                    mask_bytes=outcome.job.mask_bytes,
+                    workspace_bytes=outcome.job.workspace_bytes.get(direction, 0),
+                )
+            )
+        return rows
+
+
+def summary_line(case: Case, direction: str, rows: list[Row]) -> str:
+    """One line for a case that has just been measured."""
+    parts = [
+        f"{row.implementation} {row.milliseconds:.2f} ms {row.tflops:.0f}"
+        if row.ok
+        else f"{row.implementation} FAILED: {row.reason[:100]}"
+        for row in rows
+    ]
+    return f"{case.mask} S={case.seqlen} D={case.head_dim} {direction}: " + " | ".join(parts)

@@ -1,0 +1,212 @@
+"""The kernel benchmark's bookkeeping: its CSV, what is left to measure, tables, bars, the rules for Flex."""
+
+from __future__ import annotations
+
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from paddle_flashmask.masks import registry
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts" / "bench"))
+
+import cells
+import flex_masks
+import report
+from cells import Case, Row, Run, paper_case
+
+CARD = "a card"
+RUN = Run("2026-01-01T00:00:00Z", "sm80", "abc", "123", CARD, "1.0", "2.11", "python kernels.py --peers fa2")
+LATER = replace(RUN, started="2026-01-02T00:00:00Z")
+
+
+def make_row(
+    case: Case, name: str, milliseconds: float, *, run: Run = RUN, direction: str = "forward"
+) -> Row:
+    tflops = case.flops(direction, 0.5) / milliseconds / 1e9
+    return Row(
+        run=run,
+        case=case,
+        direction=direction,
+        implementation=name,
+        status="ok",
+        reason="",
+        rho=0.5,
+        visible_area=10,
+        seconds=1.0,
+        milliseconds=milliseconds,
+        tflops=tflops,
+        matmul_tflops=2 * tflops,
+        workspace_bytes=100 * case.seqlen,
+    )
+
+
+def failed_row(case: Case, name: str, reason: str, *, run: Run = RUN) -> Row:
+    return Row(run, case, "forward", name, "failed", reason, 0.5, 10, 1.0)
+
+
+def verdicts(rows: list[Row]) -> dict[str, tuple[str, str]]:
+    bars = report.bars(report.Results(rows, "sm80", CARD))
+    return {bar.what: (bar.verdict, bar.measured) for bar in bars}
+
+
+def test_paper_setting() -> None:
+    assert paper_case("causal", 8192, 128) == Case("causal", 8192, 128, batch=16, heads=32)
+    assert paper_case("causal", 131072, 64) == Case("causal", 131072, 64, batch=1, heads=64)
+    assert paper_case("full", 8192, 128).flops("forward", 0.0) == 4 * 8192**2 * 4096 * 16
+    assert paper_case("full", 8192, 128).flops("backward", 0.5) == 1.25 * 4 * 8192**2 * 4096 * 16
+
+
+def test_case_that_shows_the_search_has_whole_tiles_only() -> None:
+    mask = cells.search_case(64).build_mask()
+    assert mask.block_sparsity(128) == pytest.approx(0.95)
+    assert set(np.unique(mask.block_map(128, 128)).tolist()) == {0, 2}
+
+
+def test_rows_survive_the_file(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "rows.csv"
+    case = paper_case("document", 8192, 64)
+    rows = [make_row(case, "sm80", 0.125), failed_row(case, "flex", 'RuntimeError: a, "b"')]
+    cells.append_rows(path, rows[:1])
+    cells.append_rows(path, rows[1:])
+    first, second = cells.read_rows(path)
+    assert (first.run, first.case, first.milliseconds) == (RUN, case, 0.125)
+    assert first.tflops == pytest.approx(rows[0].tflops, rel=1e-5)
+    assert not second.ok
+    assert second.reason == rows[1].reason
+    assert np.isnan(second.milliseconds)
+    assert cells.read_rows(tmp_path / "none.csv") == []
+
+    path.write_text(path.read_text().replace("rho", "sparsity", 1))
+    for act in (lambda: cells.read_rows(path), lambda: cells.append_rows(path, rows)):
+        with pytest.raises(ValueError, match="expected the columns"):
+            act()
+
+
+def test_resuming_leaves_out_what_one_run_has() -> None:
+    case = paper_case("causal", 8192, 64)
+    rows = [make_row(case, "sm80", 1.0), failed_row(case, "fa2", "no"), make_row(case, "fa4", 1.0, run=LATER)]
+
+    def done(names: list[str], run: Run = LATER, seconds: float = 1.0, direction: str = "forward") -> bool:
+        return cells.is_done(rows, run, case, direction, names, seconds)
+
+    assert done(["sm80"])
+    assert done(["sm80", "fa2"])
+    assert done(["sm80"], run=replace(LATER, commit="other"))
+    assert not done(["sm80", "fa4"])  # in two runs
+    assert not done(["sm80"], run=replace(LATER, sources="changed"))
+    assert not done(["sm80"], run=replace(LATER, card="another card"))
+    assert not done(["sm80"], seconds=2.0)
+    assert not done(["sm80"], direction="backward")
+
+
+def test_causal_is_measured_again_with_any_mask_of_its_shape() -> None:
+    first, causal, other = (paper_case(mask, 8192, 64) for mask in ("full", "causal", "document"))
+    long = paper_case("causal", 32768, 64)
+    cases = [first, causal, other, long]
+
+    def plan(*left: tuple[Case, str]) -> list[tuple[Case, list[str]]]:
+        return cells.plan(cases, lambda case, direction: (case, direction) not in left)
+
+    assert plan() == []
+    assert plan((other, "backward")) == [(causal, ["backward"]), (other, ["backward"])]
+    assert plan((first, "forward"), (long, "forward")) == [
+        (first, ["forward"]),
+        (causal, ["forward"]),
+        (long, ["forward"]),
+    ]
+
+
+def test_ratios_come_from_one_run() -> None:
+    case = paper_case("full", 8192, 128)
+    rows = [make_row(case, "sm80", 2.0), make_row(case, "fa2", 1.92), make_row(case, "sm80", 1.0, run=LATER)]
+    name = "full, 8K, D=128, forward: speed relative to FA2"
+    assert verdicts(rows)[name] == ("met", "0.960")
+    assert verdicts([*rows, make_row(case, "fa2", 0.9, run=LATER)])[name] == ("NOT met", "0.900")
+    assert verdicts([*rows, failed_row(case, "fa2", "no", run=LATER)])[name] == ("met", "0.960")
+    assert verdicts([make_row(case, "sm80", 1.0, run=replace(LATER, sources="new")), *rows])[name][0] == (
+        "not measured"
+    )
+
+
+def test_worst_of_the_twelve_is_judged() -> None:
+    rows = [make_row(paper_case(mask, 32768, 64), "sm80", 1.0) for mask in cells.TWELVE]
+    name = "twelve masks, 32K, D=64, forward: TFLOP/s relative to causal"
+    assert verdicts(rows)[name] == ("met", "1.000 (full; 12 of 12 reach 0.9)")
+    rows[5] = make_row(rows[5].case, "sm80", 2.0)
+    assert verdicts(rows)[name] == ("NOT met", "0.500 (share_question; 11 of 12 reach 0.9)")
+    assert verdicts(rows[:5])[name] == ("not measured", "5 of 12 masks")
+
+
+def test_search_memory_and_determinism_are_judged() -> None:
+    case = cells.search_case(128)
+    rows = [make_row(case, "sm80", 1.02), make_row(case, "sm80 batched", 1.0)]
+    rows += [make_row(long, "sm80", 1.0) for long in cells.long_cases()]
+    causal = paper_case("causal", 8192, 64)
+    rows += [
+        make_row(causal, name, ms, direction="backward")
+        for name, ms in (("sm80", 3.0), ("sm80 deterministic", 5.0))
+    ]
+    found = {
+        what.split(":")[0]: value for what, value in verdicts(rows).items() if value[0] != "not measured"
+    }
+    search = "finding the tiles, 133120 tokens at 95 % sparsity, D=128, forward"
+    assert found[search] == ("met", "2.0 % of the time of a batch of the same documents")
+    assert found["deterministic backward"] == ("NOT met", "0.600 (causal, 8K, D=64; 1 cases)")
+    assert found["causal_document_64, 1 head, D=64, forward"] == ("met", "100.0, 100.0, 100.0, 100.0")
+
+    grown = [replace(row, workspace_bytes=row.case.seqlen**2) for row in rows]
+    assert ("NOT met", "131072.0, 262144.0, 524288.0, 1048576.0") in verdicts(grown).values()
+
+
+def test_document_shows_peers_and_failures() -> None:
+    case = paper_case("causal", 8192, 128)
+    rows = [make_row(case, "sm80", 2.0), make_row(case, "fa2", 3.0), failed_row(case, "flex", "it fell over")]
+    text = report.render(rows, "sm80")
+    assert "| causal | 0.500 | 0.000 | 2.000 | 4398 | 0.50 | 2932 (1.50) | failed |" in text
+    assert "- flex, causal, 8K, D=128, forward: it fell over" in text
+    assert f"## {CARD}" in text
+    assert RUN.command in text
+    assert report.render([], "sm80").startswith("# sm80 kernels")
+
+
+@pytest.mark.parametrize("seqlen", [256, 1000])
+@pytest.mark.parametrize("name", cells.TWELVE)
+def test_flex_rules_are_the_masks(name: str, seqlen: int) -> None:
+    rule = flex_masks.make_rule(name, seqlen, flex_masks.token_arrays(seqlen, seed=1))
+    i, j = np.arange(seqlen)[:, None], np.arange(seqlen)[None]
+    expected = registry.make(name, seqlen, seed=1).to_dense()[0, 0]
+    np.testing.assert_array_equal(np.broadcast_to(rule(i, j), expected.shape), expected)
+
+
+@pytest.mark.parametrize("name", ["share_question", "qk_sparse", "random_eviction"])
+def test_reference_head_is_the_reference(name: str) -> None:
+    """Needs torch, which only benchmarks do."""
+    torch = pytest.importorskip("torch")
+    import measure
+
+    from paddle_flashmask.reference import attention_reference, attention_reference_backward
+
+    mask = registry.make(name, 300)
+    q, k, v, dout = torch.randn(4, 300, 16, generator=torch.Generator().manual_seed(0))
+    found = measure.reference_head(q, k, v, dout, mask, rows=128)
+    arrays = [x.numpy()[None, :, None] for x in (q, k, v)]
+    o, lse = attention_reference(*arrays, mask.to_dense())
+    gradients = attention_reference_backward(*arrays, mask.to_dense(), dout.numpy()[None, :, None])
+    expected = dict(zip(("o", "dq", "dk", "dv"), (o, *gradients), strict=True))
+    for key, value in expected.items():
+        np.testing.assert_allclose(found[key].numpy(), value[0, :, 0], atol=1e-5)
+    np.testing.assert_allclose(found["lse"].numpy(), lse[0, 0], atol=1e-5)
+
+    results = {key: found[key][None, :, None].clone() for key in expected}
+    results["lse"] = found["lse"][None, None].clone()
+    reference = {(0, 0): found}
+    assert measure.check(results, reference) == 0
+    for key in results:
+        wrong = {other: value.clone() for other, value in results.items()}
+        wrong[key].view(-1, 1 if key == "lse" else 16)[-1] += 0.5
+        with pytest.raises(measure.WrongResultError, match=key):
+            measure.check(wrong, reference)
