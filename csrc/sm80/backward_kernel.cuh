@@ -3,10 +3,12 @@
 // head of the group, and adds each dQ tile to an fp32 workspace.
 #pragma once
 
+#include "common/mask_fragment.cuh"
 #include "common/row_runs.cuh"
+#include "common/softmax.cuh"
 #include "sm80/backward_rows.cuh"
 #include "sm80/gemm.cuh"
-#include "sm80/mask_fragment.cuh"
+#include "sm80/load_slots.cuh"
 #include "sm80/ordered_add.cuh"
 
 namespace flashmask::sm80 {
@@ -149,8 +151,8 @@ __global__ void __launch_bounds__(Config::kThreads)
   const auto row_of = [](int m) { return 16 * m; };
   const auto column_of = [](int n) { return 8 * n; };
 
-  const bool negate = params.softmax_scale < 0;
-  const float scale = fmaxf(static_cast<float>(fabs(params.softmax_scale) * 1.4426950408889634), 1e-37f);
+  const bool negated = params.softmax_scale < 0;
+  const float scale = exponent_scale(params.softmax_scale);
   const bool wants_dq = params.dq.data != nullptr, wants_dk = params.dk.data != nullptr,
              wants_dv = params.dv.data != nullptr;
 
@@ -262,14 +264,7 @@ __global__ void __launch_bounds__(Config::kThreads)
               [&](uint32_t (&b)[4], int n, int d) { ldmatrix_x4(b, b_blocks(n, d)); });
         }
 
-        if (negate) {
-#pragma unroll
-          for (int m = 0; m < kS; ++m)
-#pragma unroll
-            for (int n = 0; n < kS8; ++n)
-#pragma unroll
-              for (int e = 0; e < 4; ++e) scores[m][n][e] = -scores[m][n][e];
-        }
+        if (negated) negate(scores);
         if constexpr (Config::kDense) {
           mask_by_dense(scores, dense_plane(arguments.mask, shape, batch, head), shape.seqlen_q,
                         shape.seqlen_k, row_begin + lane_row, static_cast<int>(column_begin) + lane_column,

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "common/mask_tiles.cuh"
+#include "common/softmax.cuh"
 #include "sm80/smem_tile.cuh"
 
 namespace flashmask::sm80 {

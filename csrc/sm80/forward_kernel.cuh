@@ -2,9 +2,11 @@
 // walking the column tiles that the mask does not hide.
 #pragma once
 
+#include "common/mask_fragment.cuh"
 #include "common/row_tile_scan.cuh"
+#include "common/softmax.cuh"
 #include "sm80/gemm.cuh"
-#include "sm80/mask_fragment.cuh"
+#include "sm80/load_slots.cuh"
 
 namespace flashmask::sm80 {
 
@@ -43,65 +45,6 @@ struct ForwardArguments {
   ForwardParams params;
   MaskTiles mask;
   int row_tiles;
-};
-
-// Row statistics of the online softmax; a lane holds rows g and g + 8 of each 16-row fragment.
-template <int kM>
-struct OnlineSoftmax {
-  float maximum[kM][2];  // -inf until a visible key is met
-  float sum[kM][2];      // this lane's share; summed over the four lanes of a row at the end
-
-  __device__ __forceinline__ OnlineSoftmax() {
-#pragma unroll
-    for (int m = 0; m < kM; ++m)
-#pragma unroll
-      for (int h = 0; h < 2; ++h) maximum[m][h] = -INFINITY, sum[m][h] = 0.f;
-  }
-
-  // 0 stands in for a maximum of -inf inside exp only, so that -inf - (-inf) is never formed.
-  static __device__ __forceinline__ float finite(float maximum) {
-    return maximum == -INFINITY ? 0.f : maximum;
-  }
-
-  // scores -> exp2(scale * (scores - row maximum)); rescales the output accumulator to the new maximum.
-  template <int kN8, int kO8>
-  __device__ __forceinline__ void update(float (&scores)[kM][kN8][4], float (&output)[kM][kO8][4],
-                                         float scale) {
-#pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        float row_max = maximum[m][h];
-#pragma unroll
-        for (int n = 0; n < kN8; ++n)
-          row_max = fmaxf(row_max, fmaxf(scores[m][n][2 * h], scores[m][n][2 * h + 1]));
-        row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, 1));
-        row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, 2));
-        // A difference first: an unchanged maximum must rescale by exactly 1, or visiting a masked tile would
-        // show.
-        const float rescale = exp2_approx((maximum[m][h] - finite(row_max)) * scale);
-        const float shift = finite(row_max) * scale;
-        maximum[m][h] = row_max;
-        float row_sum = sum[m][h] * rescale;
-#pragma unroll
-        for (int n = 0; n < kN8; ++n) {
-#pragma unroll
-          for (int c = 0; c < 2; ++c) {
-            scores[m][n][2 * h + c] = exp2_approx(scores[m][n][2 * h + c] * scale - shift);
-            row_sum += scores[m][n][2 * h + c];
-          }
-        }
-        sum[m][h] = row_sum;
-        if (__any_sync(~0u, rescale != 1.f)) {  // rare once the large keys have been met
-#pragma unroll
-          for (int n = 0; n < kO8; ++n) {
-            output[m][n][2 * h] *= rescale;
-            output[m][n][2 * h + 1] *= rescale;
-          }
-        }
-      }
-    }
-  }
 };
 
 // Grid: row_tiles * Hq * B blocks, a head's row tiles together and its last (under causality longest) first.
@@ -158,11 +101,8 @@ __global__ void __launch_bounds__(Config::kThreads)
   const auto row_of = [](int m) { return 16 * m; };
   const auto column_of = [](int n) { return 8 * n; };
 
-  // exp(scale * (s - max)) needs a positive factor for the maximum of s to be the right one: a negative scale
-  // negates s, a zero one becomes so small that every visible key weighs the same.
-  const bool negate = params.softmax_scale < 0;
-  const float scale = fmaxf(static_cast<float>(fabs(params.softmax_scale) * 1.4426950408889634),
-                            1e-37f);  // in exponents of 2
+  const bool negated = params.softmax_scale < 0;
+  const float scale = exponent_scale(params.softmax_scale);
 
   DropoutState dropout;
   if constexpr (Config::kDropout) {
@@ -204,14 +144,7 @@ __global__ void __launch_bounds__(Config::kThreads)
       warp_gemm<Element, kM, kN8, Config::kHeadDim / 16>(
           scores, [&](uint32_t (&a)[4], int m, int d) { ldmatrix_x4(a, q_blocks(m, d)); },
           [&](uint32_t (&b)[4], int n, int d) { ldmatrix_x4(b, k_blocks(n, d)); });
-      if (negate) {
-#pragma unroll
-        for (int m = 0; m < kM; ++m)
-#pragma unroll
-          for (int n = 0; n < kN8; ++n)
-#pragma unroll
-            for (int e = 0; e < 4; ++e) scores[m][n][e] = -scores[m][n][e];
-      }
+      if (negated) negate(scores);
 
       const int column_begin = tile * kBlockN;
       if constexpr (Config::kDense) {
@@ -234,7 +167,9 @@ __global__ void __launch_bounds__(Config::kThreads)
       if (tile >= 0) load_k(tile, thread + zero);
       cp_async_commit();
 
-      softmax.update(scores, output, scale);
+      float rescale[kM][2];
+      softmax.advance(scores, scale, rescale);
+      softmax.rescale_rows(output, rescale);
       if constexpr (Config::kDropout) {
 #pragma unroll
         for (int m = 0; m < kM; ++m) {
@@ -279,14 +214,11 @@ __global__ void __launch_bounds__(Config::kThreads)
   for (int m = 0; m < kM; ++m) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      float sum = softmax.sum[m][h];
-      sum += __shfl_xor_sync(~0u, sum, 1);
-      sum += __shfl_xor_sync(~0u, sum, 2);
+      const float sum = softmax.total(m, h);
       const float inverse = sum == 0.f ? 0.f : kept / sum;
       const int row = warp_row + 16 * m + 8 * h + lane / 4;
       if (lane % 4 == 0 && row_begin + row < row_end) {
-        lse[row_begin + row] =
-            sum == 0.f ? -INFINITY : softmax.maximum[m][h] * scale * 0.6931471805599453f + logf(sum);
+        lse[row_begin + row] = softmax.lse(m, h, sum, scale);
       }
 #pragma unroll
       for (int n = 0; n < kO8; ++n) {

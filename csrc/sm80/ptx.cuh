@@ -65,30 +65,6 @@ __device__ __forceinline__ void cp_async_wait() {
   asm volatile("cp.async.wait_group %0;" ::"n"(kPending) : "memory");
 }
 
-__device__ __forceinline__ float exp2_approx(float x) {
-  float y;
-  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
-  return y;
-}
-
-// Two floats rounded to nearest even and packed, the first in the low half.
-template <typename Element>
-__device__ __forceinline__ uint32_t pack(float low, float high);
-
-template <>
-__device__ __forceinline__ uint32_t pack<__nv_bfloat16>(float low, float high) {
-  uint32_t packed;
-  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
-
-template <>
-__device__ __forceinline__ uint32_t pack<__half>(float low, float high) {
-  uint32_t packed;
-  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
-  return packed;
-}
-
 // Adds an m16n8 accumulator to 128 floats of global memory. How its elements lie there is known here and in
 // load_fragment alone: 16 bytes a lane where one instruction adds them, else one word a lane at a time so
 // that requests coalesce.

@@ -1,0 +1,136 @@
+// The online softmax on accumulators held as m16n8 fragments (mma.sync's, and a wgmma warp's).
+#pragma once
+
+#include <cuda_bf16.h>
+#include <cuda_fp16.h>
+
+#include <cstdint>
+
+namespace flashmask {
+
+// exp(scale * (s - maximum)) needs a positive factor for the maximum of s to be the right one: a negative
+// softmax_scale negates s instead (negate()), a zero one becomes so small that every visible key weighs the
+// same.
+inline __device__ float exponent_scale(double softmax_scale) {
+  return fmaxf(static_cast<float>(fabs(softmax_scale) * 1.4426950408889634), 1e-37f);
+}
+
+template <int kM, int kN8>
+__device__ __forceinline__ void negate(float (&scores)[kM][kN8][4]) {
+#pragma unroll
+  for (int m = 0; m < kM; ++m)
+#pragma unroll
+    for (int n = 0; n < kN8; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) scores[m][n][e] = -scores[m][n][e];
+}
+
+__device__ __forceinline__ float exp2_approx(float x) {
+  float y;
+  asm("ex2.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return y;
+}
+
+// Two floats rounded to nearest even and packed, the first in the low half.
+template <typename Element>
+__device__ __forceinline__ uint32_t pack(float low, float high);
+
+template <>
+__device__ __forceinline__ uint32_t pack<__nv_bfloat16>(float low, float high) {
+  uint32_t packed;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+template <>
+__device__ __forceinline__ uint32_t pack<__half>(float low, float high) {
+  uint32_t packed;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
+  return packed;
+}
+
+// Row statistics of the online softmax; a lane holds rows g and g + 8 of each 16-row fragment.
+template <int kM>
+struct OnlineSoftmax {
+  float maximum[kM][2];  // -inf until a visible key is met
+  float sum[kM][2];      // this lane's share; summed over the four lanes of a row at the end
+
+  __device__ __forceinline__ OnlineSoftmax() {
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) maximum[m][h] = -INFINITY, sum[m][h] = 0.f;
+  }
+
+  // 0 stands in for a maximum of -inf inside exp only, so that -inf - (-inf) is never formed.
+  static __device__ __forceinline__ float finite(float maximum) {
+    return maximum == -INFINITY ? 0.f : maximum;
+  }
+
+  // scores -> exp2(scale * (scores - row maximum)). `rescale` receives the factor by which what was summed
+  // under the old maximum shrinks.
+  template <int kN8>
+  __device__ __forceinline__ void advance(float (&scores)[kM][kN8][4], float scale, float (&rescale)[kM][2]) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        float row_max = maximum[m][h];
+#pragma unroll
+        for (int n = 0; n < kN8; ++n) {
+          row_max = fmaxf(row_max, fmaxf(scores[m][n][2 * h], scores[m][n][2 * h + 1]));
+        }
+        row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, 1));
+        row_max = fmaxf(row_max, __shfl_xor_sync(~0u, row_max, 2));
+        // A difference first: an unchanged maximum must rescale by exactly 1, or a masked tile's visit would
+        // show.
+        rescale[m][h] = exp2_approx((maximum[m][h] - finite(row_max)) * scale);
+        const float shift = finite(row_max) * scale;
+        maximum[m][h] = row_max;
+        float row_sum = sum[m][h] * rescale[m][h];
+#pragma unroll
+        for (int n = 0; n < kN8; ++n) {
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            scores[m][n][2 * h + c] = exp2_approx(scores[m][n][2 * h + c] * scale - shift);
+            row_sum += scores[m][n][2 * h + c];
+          }
+        }
+        sum[m][h] = row_sum;
+      }
+    }
+  }
+
+  template <int kO8>
+  static __device__ __forceinline__ void rescale_rows(float (&output)[kM][kO8][4],
+                                                      const float (&rescale)[kM][2]) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        if (__any_sync(~0u, rescale[m][h] != 1.f)) {  // rare once the large keys have been met
+#pragma unroll
+          for (int n = 0; n < kO8; ++n) {
+            output[m][n][2 * h] *= rescale[m][h];
+            output[m][n][2 * h + 1] *= rescale[m][h];
+          }
+        }
+      }
+    }
+  }
+
+  // The row's sum over the four lanes that share it.
+  __device__ __forceinline__ float total(int m, int h) const {
+    float all = sum[m][h];
+    all += __shfl_xor_sync(~0u, all, 1);
+    return all + __shfl_xor_sync(~0u, all, 2);
+  }
+
+  // Natural logarithm of the row's sum of exp(scale * score); -inf where no key is visible. `scale` is in
+  // exponents of 2.
+  __device__ __forceinline__ float lse(int m, int h, float total, float scale) const {
+    return total == 0.f ? -INFINITY : maximum[m][h] * scale * 0.6931471805599453f + logf(total);
+  }
+};
+
+}  // namespace flashmask
