@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ctypes
+import ctypes
 import os
 import zlib
 from collections.abc import Iterator
@@ -26,12 +27,12 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 
 def _has_gpu() -> bool:
-    """Whether the driver knows a device: the kernels' own tests reach it without Paddle."""
+    """Asks the driver: which framework a test needs is the test's own affair."""
     try:
         driver = ctypes.CDLL("libcuda.so.1")
     except OSError:
         return False
-    count = ctypes.c_int(0)
+    count = ctypes.c_int()
     return driver.cuInit(0) == 0 and driver.cuDeviceGetCount(ctypes.byref(count)) == 0 and count.value > 0
 
 
