@@ -76,6 +76,7 @@ class Forward {
     const int32_t lanes = static_cast<int32_t>(round_up(rows, ops_.lanes));
 
     T* q_t = scratch.q_t.data();
+    // Lanes beyond the last row compute with zeros, and nobody reads what.
     if (rows < kBlockM) std::fill_n(q_t, shape.head_dim * kBlockM, T{0});
     const Rows<const T> q = q_.read(b, h, row_begin, rows, scratch.rows.data());
     ops_.transpose(q.data, q.stride, rows, shape.head_dim, q_t, kBlockM);

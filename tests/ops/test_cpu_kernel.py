@@ -14,7 +14,7 @@ from helpers import CASES, Case, Results, assert_results_match, dense_from_indic
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paddle_flashmask.reference import attention_reference, attention_reference_backward
+from paddle_flashmask.reference import attention_reference, attention_reference_backward, dropout_keep_mask
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "scripts"))
 
@@ -168,21 +168,26 @@ def test_any_shape_and_any_indices(
         )
         low, high = data.draw(st.sampled_from([(0, seqlen_q), (-5, seqlen_q + 5), (INT32.min, INT32.max)]))
         indices = rng.integers(low, high, (*mask_shape, seqlen_k, bounds), np.int32, endpoint=True)
-        if data.draw(st.booleans()):  # whole tiles alike, so that some are skipped
-            indices[:] = indices[:, :, :1]
+        if data.draw(st.booleans()):  # two runs of like columns, so that tiles and parts of them are skipped
+            cut = data.draw(st.integers(0, seqlen_k - 1))
+            indices[:, :, :cut] = indices[:, :, :1]
+            indices[:, :, cut:] = indices[:, :, -1:]
     visible = dense_from_indices(indices, causal, seqlen_q, seqlen_k)
+    dropout_p = data.draw(st.sampled_from([0.0, 0.3]))
+    keep = dropout_keep_mask(seed, 5, batch, heads_q, seqlen_q, seqlen_k, dropout_p)
 
     q = rng.standard_normal((batch, seqlen_q, heads_q, head_dim))
     k = rng.standard_normal((batch, seqlen_k, heads_k, head_dim))
     v = rng.standard_normal((batch, seqlen_k, heads_k, head_dim_v))
     dout = rng.standard_normal((batch, seqlen_q, heads_q, head_dim_v))
     dlse = rng.standard_normal((batch, heads_q, seqlen_q))
-    options = Options(indices=indices, causal=causal)
+    options = Options(indices=indices, causal=causal, dropout_p=dropout_p, seed_offset=(seed, 5))
     out, lse = kernels.forward(q, k, v, options)
     gradients = kernels.backward(q, k, v, out, lse, dout, options, dlse=dlse)
 
-    expected_out, expected_lse = attention_reference(q, k, v, visible)
-    expected = attention_reference_backward(q, k, v, visible, dout, dlse)
+    dropout = {"dropout_keep": keep, "dropout_p": dropout_p}
+    expected_out, expected_lse = attention_reference(q, k, v, visible, **dropout)
+    expected = attention_reference_backward(q, k, v, visible, dout, dlse, **dropout)
     np.testing.assert_allclose(out, expected_out, rtol=1e-12, atol=1e-12)
     np.testing.assert_allclose(lse, expected_lse, rtol=1e-12, atol=1e-12)
     for name, values in zip(GRADIENTS, expected, strict=True):
