@@ -1,0 +1,461 @@
+// Algorithm 1 of the paper on wgmma: warp-specialised and persistent. One producer warp finds the column
+// tiles that a row tile visits and has TMA fetch them; each consumer warpgroup owns 64 query rows.
+#pragma once
+
+#include "common/mask_fragment.cuh"
+#include "common/softmax.cuh"
+#include "sm90/operand.cuh"
+#include "sm90/ptx.cuh"
+#include "sm90/wgmma.cuh"
+
+namespace flashmask::sm90 {
+
+template <typename Element_, int kHeadDim_, int kHeadDimV_, int kConsumers_, int kBlockN_, int kStages_,
+          bool kDense_>
+struct ForwardConfig {
+  using Element = Element_;
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kHeadDimV = kHeadDimV_;
+  static constexpr int kConsumers = kConsumers_;  // warpgroups
+  static constexpr int kBlockM = 64 * kConsumers;
+  static constexpr int kBlockN = kBlockN_;
+  static constexpr int kStages = kStages_;  // of K and of V
+  static constexpr bool kDense = kDense_;   // test mode: the mask is read from a dense matrix
+  static constexpr int kThreads = 128 * (1 + kConsumers);
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
+  static_assert(kConsumers == 2 || kConsumers == 3,
+                "the register file is divided for two or three consumers");
+  static_assert(128 * (kProducerRegisters + kConsumers * kConsumerRegisters) <= 65536, "registers of an SM");
+  static_assert(kBlockN % 16 == 0, "P is read 16 columns at a time");
+
+  using QTile = Operand<kBlockM, kHeadDim>;
+  using KTile = Operand<kBlockN, kHeadDim>;
+  using VTile = Operand<kBlockN, kHeadDimV>;
+  using OTile = Operand<kBlockM, kHeadDimV>;  // a consumer's rows of O take the place of its rows of Q
+
+  // One entry of the K ring. `work` is a row tile's number or -1: no more work; `tile` a column tile or -1:
+  // no more of them.
+  struct Step {
+    int work;
+    int tile;
+    uint32_t touched;  // slots that mask elements of the tile; theirs alone are in Smem::slots
+  };
+
+  struct alignas(1024) Smem {
+    char q[QTile::kBytes > OTile::kBytes ? QTile::kBytes : OTile::kBytes];
+    char k[kStages][KTile::kBytes];
+    char v[kStages][VTile::kBytes];
+    alignas(128) Slot slots[kStages][kMaxSlots][kBlockN];
+    Step steps[kStages];
+    Barrier q_full, q_empty;
+    Barrier k_full[kStages], k_empty[kStages];
+    Barrier v_full[kStages], v_empty[kStages];
+  };
+};
+
+struct ForwardArguments {
+  CUtensorMap q, k, v, o;  // boxes: 64 rows (q, o) or block_n rows (k, v) of one panel
+  ForwardParams params;
+  MaskTiles mask;
+  int row_tiles;
+  int work_count;  // row_tiles * Hq * B
+  int* ticket;     // zeroed; the next row tile that nobody has taken
+};
+
+// Where a pipeline stands: stage and the parity of its barriers.
+template <int kStages>
+struct Stage {
+  int index = 0;
+  int parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++index == kStages) {
+      index = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Row tiles of a head together, the last, which under causality is the longest, first.
+struct Work {
+  int row_tile;
+  int head;
+  int batch;
+
+  __device__ __forceinline__ Work(int number, const ForwardArguments& arguments)
+      : row_tile(arguments.row_tiles - 1 - number % arguments.row_tiles),
+        head(number / arguments.row_tiles % arguments.params.shape.heads_q),
+        batch(number / arguments.row_tiles / arguments.params.shape.heads_q) {}
+};
+
+// The producer warp. All its lanes walk together; lane 0 speaks.
+template <class Config>
+class Producer {
+ public:
+  __device__ __forceinline__ Producer(const ForwardArguments& arguments, typename Config::Smem& smem,
+                                      int lane)
+      : arguments_(arguments), smem_(smem), lane_(lane) {}
+
+  __device__ __forceinline__ void run() {
+    int number = take_ticket();
+    while (number < arguments_.work_count) {
+      const int next = take_ticket();  // ahead of its use, so that the round trip is hidden
+      produce(number);
+      number = __shfl_sync(~0u, next, 0);
+    }
+    push_step({-1, -1, 0});
+  }
+
+ private:
+  __device__ __forceinline__ int take_ticket() {
+    return __shfl_sync(~0u, lane_ == 0 ? atomicAdd(arguments_.ticket, 1) : 0, 0);
+  }
+
+  __device__ __forceinline__ void produce(int number) {
+    const Work work(number, arguments_);
+    const MaskTiles& mask = arguments_.mask;
+    const Shape& shape = arguments_.params.shape;
+    const MaskPlane plane = plane_at(mask, plane_index(mask, shape, work.batch, work.head));
+    const int head_k = work.head / (shape.heads_q / shape.heads_k);
+    const int row_begin = work.row_tile * Config::kBlockM;
+    const int row_end = min(static_cast<int>(shape.seqlen_q), row_begin + Config::kBlockM);
+    int before = -1;  // the tile whose V is due: V follows the next tile's K
+
+    for (int base = 0; base < mask.group_count; base += 32) {
+      const bool live =
+          base + lane_ < mask.group_count && visits_group(mask, plane, base + lane_, row_begin, row_end);
+      for (uint32_t groups = __ballot_sync(~0u, live); groups != 0; groups &= groups - 1) {
+        const int first = (base + __ffs(static_cast<int>(groups)) - 1) * kTilesPerGroup;
+        TileVisit visit{false, 0};
+        if (first + lane_ < mask.tile_count)
+          visit = visit_tile(mask, plane, first + lane_, row_begin, row_end);
+        for (uint32_t tiles = __ballot_sync(~0u, visit.visited); tiles != 0; tiles &= tiles - 1) {
+          const int bit = __ffs(static_cast<int>(tiles)) - 1;
+          const int tile = first + bit;
+          uint32_t touched = __shfl_sync(~0u, visit.touched, bit);
+          if (int64_t{tile + 1} * Config::kBlockN > shape.seqlen_k) touched |= 1;
+          push_k(number, tile, touched, plane, head_k, work.batch);
+          if (before < 0) {
+            load_q(work);
+          } else {
+            push_v(before, head_k, work.batch);
+          }
+          before = tile;
+        }
+      }
+    }
+    if (before < 0) {
+      load_q(work);  // nobody reads it, but O takes its place
+    } else {
+      push_v(before, head_k, work.batch);
+    }
+    push_step({number, -1, 0});
+  }
+
+  __device__ __forceinline__ void load_q(const Work& work) {
+    smem_.q_empty.wait(q_parity_ ^ 1);
+    q_parity_ ^= 1;
+    if (lane_ == 0) {
+      smem_.q_full.arrive_expect(Config::QTile::kBytes);
+      for (int panel = 0; panel < Config::QTile::kPanels; ++panel) {
+        for (int rows = 0; rows < Config::kConsumers; ++rows) {
+          tma_load(smem_.q + panel * Config::QTile::kPanelBytes + rows * 64 * 128, &arguments_.q,
+                   smem_.q_full, panel * 64, work.row_tile * Config::kBlockM + rows * 64, work.head,
+                   work.batch);
+        }
+      }
+    }
+    __syncwarp();
+  }
+
+  __device__ __forceinline__ void push_k(int number, int tile, uint32_t touched, const MaskPlane& plane,
+                                         int head_k, int batch) {
+    const int stage = k_.index;
+    smem_.k_empty[stage].wait(k_.parity ^ 1);
+    if (lane_ == 0) {
+      constexpr int kSlotBytes = Config::kBlockN * static_cast<int>(sizeof(Slot));
+      smem_.steps[stage] = {number, tile, touched};
+      smem_.k_full[stage].arrive_expect(Config::KTile::kBytes + __popc(touched) * kSlotBytes);
+      for (int panel = 0; panel < Config::KTile::kPanels; ++panel) {
+        tma_load(smem_.k[stage] + panel * Config::KTile::kPanelBytes, &arguments_.k, smem_.k_full[stage],
+                 panel * 64, tile * Config::kBlockN, head_k, batch);
+      }
+      for (; touched != 0; touched &= touched - 1) {
+        const int slot = __ffs(static_cast<int>(touched)) - 1;
+        const int64_t column = (int64_t{slot} * arguments_.mask.tile_count + tile) * Config::kBlockN;
+        bulk_load(smem_.slots[stage][slot], plane.slots + column, kSlotBytes, smem_.k_full[stage]);
+      }
+    }
+    __syncwarp();
+    k_.advance();
+  }
+
+  // An entry that brings no tile.
+  __device__ __forceinline__ void push_step(const typename Config::Step& step) {
+    smem_.k_empty[k_.index].wait(k_.parity ^ 1);
+    if (lane_ == 0) {
+      smem_.steps[k_.index] = step;
+      smem_.k_full[k_.index].arrive();
+    }
+    __syncwarp();
+    k_.advance();
+  }
+
+  __device__ __forceinline__ void push_v(int tile, int head_k, int batch) {
+    const int stage = v_.index;
+    smem_.v_empty[stage].wait(v_.parity ^ 1);
+    if (lane_ == 0) {
+      smem_.v_full[stage].arrive_expect(Config::VTile::kBytes);
+      for (int panel = 0; panel < Config::VTile::kPanels; ++panel) {
+        tma_load(smem_.v[stage] + panel * Config::VTile::kPanelBytes, &arguments_.v, smem_.v_full[stage],
+                 panel * 64, tile * Config::kBlockN, head_k, batch);
+      }
+    }
+    __syncwarp();
+    v_.advance();
+  }
+
+  const ForwardArguments& arguments_;
+  typename Config::Smem& smem_;
+  int lane_;
+  int q_parity_ = 0;
+  Stage<Config::kStages> k_, v_;
+};
+
+// One consumer warpgroup: 64 rows of every row tile that its block takes.
+template <class Config>
+class Consumer {
+ public:
+  using Element = typename Config::Element;
+  static constexpr int kN8 = Config::kBlockN / 8, kO8 = Config::kHeadDimV / 8;
+  using ScoreProduct = Wgmma<Element, Config::kBlockN, false>;
+  using OutputProduct = Wgmma<Element, Config::kHeadDimV, true>;
+  using Scores = float[1][kN8][4];
+  using Output = float[1][kO8][4];
+  using Probabilities = uint32_t[Config::kBlockN / 16][4];
+
+  __device__ __forceinline__ Consumer(const ForwardArguments& arguments, typename Config::Smem& smem,
+                                      int group, int thread)
+      : arguments_(arguments), smem_(smem), group_(group), thread_(thread) {
+    const double softmax_scale = arguments.params.softmax_scale;
+    negated_ = softmax_scale < 0;
+    scale_ = exponent_scale(softmax_scale);
+  }
+
+  __device__ __forceinline__ void run() {
+    if (group_ == Config::kConsumers - 1)
+      named_barrier_arrive(kOrderBarrier, 256);  // the first group may start
+    while (true) {
+      smem_.k_full[k_.index].wait(k_.parity);
+      const typename Config::Step step = smem_.steps[k_.index];
+      if (step.work < 0) break;
+      consume(step);
+    }
+  }
+
+ private:
+  // Named barriers: 0 is __syncthreads; then one a group for the order of products, one a group for its own
+  // threads.
+  static constexpr int kOrderBarrier = 1;
+  static constexpr int kGroupBarrier = kOrderBarrier + Config::kConsumers;
+
+  __device__ __forceinline__ void consume(typename Config::Step step) {
+    const Work work(step.work, arguments_);
+    OnlineSoftmax<1> softmax;
+    Output output;
+#pragma unroll
+    for (int n = 0; n < kO8; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) output[0][n][e] = 0.f;
+
+    smem_.q_full.wait(q_parity_);
+    q_parity_ ^= 1;
+    if (step.tile >= 0) {
+      Probabilities p;
+      {
+        Scores scores;
+        multiply_scores(scores);
+        wgmma_wait<0>();
+        pin(flat(scores));
+        float rescale[1][2];
+        weigh(scores, step, work, softmax, rescale);
+        round(scores, p);
+      }
+      while (true) {
+        smem_.k_full[k_.index].wait(k_.parity);
+        step = smem_.steps[k_.index];
+        if (step.tile < 0) break;
+        Scores scores;
+        named_barrier_sync(kOrderBarrier + group_, 256);
+        multiply_scores(scores);
+        smem_.v_full[v_.index].wait(v_.parity);
+        multiply_output(output, p);
+        named_barrier_arrive(kOrderBarrier + (group_ + 1) % Config::kConsumers, 256);
+        wgmma_wait<1>();
+        pin(flat(scores));
+        float rescale[1][2];
+        weigh(scores, step, work, softmax, rescale);
+        wgmma_wait<0>();
+        pin(flat(output));
+        release(smem_.v_empty[v_.index]);
+        v_.advance();
+        OnlineSoftmax<1>::rescale_rows(output, rescale);
+        round(scores, p);
+      }
+      smem_.v_full[v_.index].wait(v_.parity);
+      multiply_output(output, p);
+      wgmma_wait<0>();
+      pin(flat(output));
+      release(smem_.v_empty[v_.index]);
+      v_.advance();
+    }
+    release(smem_.k_empty[k_.index]);  // the entry that ended the list
+    k_.advance();
+    store(work, softmax, output);
+  }
+
+  template <int kCount>
+  static __device__ __forceinline__ float (&flat(float (&fragments)[1][kCount][4]))
+      [kCount * 4] { return reinterpret_cast<float (&)[kCount * 4]>(fragments); }
+
+  // A barrier that counts warps: lane 0 speaks for its warp once all lanes are done.
+  __device__ __forceinline__ void release(Barrier& barrier) {
+    __syncwarp();
+    if (thread_ % 32 == 0) barrier.arrive();
+  }
+
+  // Starts S = Q K^T.
+  __device__ __forceinline__ void multiply_scores(Scores& scores) {
+    const uint32_t q = shared_address(smem_.q), k = shared_address(smem_.k[k_.index]);
+    pin(flat(scores));
+    wgmma_fence();
+#pragma unroll
+    for (int d = 0; d < Config::kHeadDim / 16; ++d) {
+      ScoreProduct::ss(flat(scores), Config::QTile::depth_columns(q, group_ * 64, d),
+                       Config::KTile::depth_columns(k, 0, d), d > 0);
+    }
+    wgmma_commit();
+  }
+
+  // Starts O += P V.
+  __device__ __forceinline__ void multiply_output(Output& output, const Probabilities& p) {
+    const uint32_t v = shared_address(smem_.v[v_.index]);
+    pin(flat(output));
+    wgmma_fence();
+#pragma unroll
+    for (int n = 0; n < Config::kBlockN / 16; ++n) {
+      OutputProduct::rs(flat(output), p[n], Config::VTile::depth_rows(v, n), true);
+    }
+    wgmma_commit();
+  }
+
+  // Masks the scores of a step, gives its K stage back, and turns scores into weights.
+  __device__ __forceinline__ void weigh(Scores& scores, const typename Config::Step& step, const Work& work,
+                                        OnlineSoftmax<1>& softmax, float (&rescale)[1][2]) {
+    const int lane_row = work.row_tile * Config::kBlockM + group_ * 64 + thread_ / 32 * 16 + thread_ % 32 / 4;
+    const int lane_column = 2 * (thread_ % 4);
+    const auto row_of = [](int) { return 0; };
+    const auto column_of = [](int n) { return 8 * n; };
+    if (negated_) negate(scores);
+    if constexpr (Config::kDense) {
+      const Shape& shape = arguments_.params.shape;
+      mask_by_dense(scores, dense_plane(arguments_.mask, shape, work.batch, work.head), shape.seqlen_q,
+                    shape.seqlen_k, lane_row, step.tile * Config::kBlockN + lane_column, row_of, column_of);
+    } else {
+#pragma unroll 1
+      for (uint32_t touched = step.touched; touched != 0; touched &= touched - 1) {
+        mask_by_slot(scores, smem_.slots[k_.index][__ffs(static_cast<int>(touched)) - 1], lane_row,
+                     lane_column, row_of, column_of);
+      }
+    }
+    release(smem_.k_empty[k_.index]);
+    k_.advance();
+    softmax.advance(scores, scale_, rescale);
+  }
+
+  // Weights to the 16-bit A fragments of the second product.
+  static __device__ __forceinline__ void round(const Scores& scores, Probabilities& p) {
+#pragma unroll
+    for (int n = 0; n < kN8; ++n) {
+      p[n / 2][n % 2 * 2] = pack<Element>(scores[0][n][0], scores[0][n][1]);
+      p[n / 2][n % 2 * 2 + 1] = pack<Element>(scores[0][n][2], scores[0][n][3]);
+    }
+  }
+
+  __device__ __forceinline__ void store(const Work& work, const OnlineSoftmax<1>& softmax,
+                                        const Output& output) {
+    const Shape& shape = arguments_.params.shape;
+    const int lane = thread_ % 32;
+    const int group_row = work.row_tile * Config::kBlockM + group_ * 64;
+    float* lse = static_cast<float*>(arguments_.params.lse) +
+                 (int64_t{work.batch} * shape.heads_q + work.head) * shape.seqlen_q;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float sum = softmax.total(0, h);
+      const float inverse = sum == 0.f ? 0.f : 1.f / sum;
+      const int row = thread_ / 32 * 16 + 8 * h + lane / 4;
+      if (lane % 4 == 0 && group_row + row < shape.seqlen_q)
+        lse[group_row + row] = softmax.lse(0, h, sum, scale_);
+#pragma unroll
+      for (int n = 0; n < kO8; ++n) {
+        *reinterpret_cast<uint32_t*>(smem_.q + Config::OTile::offset(group_ * 64 + row, n) + lane % 4 * 4) =
+            pack<Element>(output[0][n][2 * h] * inverse, output[0][n][2 * h + 1] * inverse);
+      }
+    }
+    fence_async_shared();
+    named_barrier_sync(kGroupBarrier + group_, 128);
+    if (thread_ == 0) {
+      for (int panel = 0; panel < Config::OTile::kPanels; ++panel) {
+        tma_store(&arguments_.o, smem_.q + panel * Config::OTile::kPanelBytes + group_ * 64 * 128, panel * 64,
+                  group_row, work.head, work.batch);
+      }
+      tma_store_commit();
+      tma_store_wait_read();
+      smem_.q_empty.arrive();
+    }
+  }
+
+  const ForwardArguments& arguments_;
+  typename Config::Smem& smem_;
+  int group_;
+  int thread_;
+  float scale_;
+  bool negated_;
+  int q_parity_ = 0;
+  Stage<Config::kStages> k_, v_;
+};
+
+// Grid: as many blocks as run at once; each takes row tiles until none is left.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    forward_kernel(const __grid_constant__ ForwardArguments arguments) {
+  extern __shared__ __align__(1024) char smem_raw[];
+  auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_raw);
+  const int warp = threadIdx.x / 32;
+  if (threadIdx.x == 0) {
+    smem.q_full.init(1);
+    smem.q_empty.init(Config::kConsumers);
+    for (int stage = 0; stage < Config::kStages; ++stage) {
+      smem.k_full[stage].init(1);
+      smem.k_empty[stage].init(4 * Config::kConsumers);
+      smem.v_full[stage].init(1);
+      smem.v_empty[stage].init(4 * Config::kConsumers);
+    }
+    fence_barrier_init();
+    prefetch_descriptor(&arguments.q);
+    prefetch_descriptor(&arguments.k);
+    prefetch_descriptor(&arguments.v);
+    prefetch_descriptor(&arguments.o);
+  }
+  __syncthreads();
+  if (warp < 4) {
+    shrink_registers<Config::kProducerRegisters>();
+    if (warp == 0) Producer<Config>(arguments, smem, threadIdx.x % 32).run();
+  } else {
+    grow_registers<Config::kConsumerRegisters>();
+    Consumer<Config>(arguments, smem, warp / 4 - 1, threadIdx.x % 128).run();
+  }
+}
+
+}  // namespace flashmask::sm90

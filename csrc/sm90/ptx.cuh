@@ -1,0 +1,135 @@
+// The PTX instructions the Hopper kernels are made of: mbarriers, the tensor memory accelerator (TMA),
+// warpgroup bookkeeping, named barriers.
+#pragma once
+
+#include <cuda.h>
+
+#include <cstdint>
+
+namespace flashmask::sm90 {
+
+__device__ __forceinline__ uint32_t shared_address(const void* pointer) {
+  return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
+}
+
+// An mbarrier in shared memory. A phase completes when `count` arrivals and all announced bytes are in.
+struct alignas(8) Barrier {
+  uint64_t state;
+
+  __device__ __forceinline__ void init(int count) {
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(shared_address(&state)), "r"(count));
+  }
+
+  __device__ __forceinline__ void arrive() {
+    asm volatile("mbarrier.arrive.shared::cta.b64 _, [%0];" ::"r"(shared_address(&state)) : "memory");
+  }
+
+  // Arrives and announces bytes that asynchronous copies will bring.
+  __device__ __forceinline__ void arrive_expect(int bytes) {
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(shared_address(&state)),
+                 "r"(bytes)
+                 : "memory");
+  }
+
+  // Returns once the phase of this parity has completed. A fresh barrier has completed the phase of parity 1.
+  __device__ __forceinline__ void wait(int parity) {
+    asm volatile(
+        "{\n.reg .pred done;\n"
+        "again:\n"
+        "mbarrier.try_wait.parity.shared::cta.b64 done, [%0], %1;\n"
+        "@!done bra again;\n}\n" ::"r"(shared_address(&state)),
+        "r"(parity)
+        : "memory");
+  }
+};
+
+// Makes barrier initialisations visible to the asynchronous copies.
+__device__ __forceinline__ void fence_barrier_init() {
+  asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+}
+
+// Orders this thread's ordinary writes to shared memory before asynchronous reads of it.
+__device__ __forceinline__ void fence_async_shared() {
+  asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+}
+
+__device__ __forceinline__ void prefetch_descriptor(const CUtensorMap* map) {
+  asm volatile("prefetch.tensormap [%0];" ::"l"(map));
+}
+
+// One box of a [batch, head, row, column] tensor (innermost last) into shared memory; out-of-range elements
+// become zero.
+__device__ __forceinline__ void tma_load(void* shared, const CUtensorMap* map, Barrier& barrier, int column,
+                                         int row, int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
+      "%6}], [%2];" ::"r"(shared_address(shared)),
+      "l"(map), "r"(shared_address(&barrier.state)), "r"(column), "r"(row), "r"(head), "r"(batch)
+      : "memory");
+}
+
+// One box of shared memory into the tensor; out-of-range elements are not written.
+__device__ __forceinline__ void tma_store(const CUtensorMap* map, const void* shared, int column, int row,
+                                          int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.4d.global.shared::cta.bulk_group [%0, {%2, %3, %4, %5}], [%1];" ::"l"(map),
+      "r"(shared_address(shared)), "r"(column), "r"(row), "r"(head), "r"(batch)
+      : "memory");
+}
+
+// `bytes` consecutive bytes, a multiple of 16, between 16-byte aligned addresses.
+__device__ __forceinline__ void bulk_load(void* shared, const void* global, int bytes, Barrier& barrier) {
+  asm volatile(
+      "cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+          shared_address(shared)),
+      "l"(global), "r"(bytes), "r"(shared_address(&barrier.state))
+      : "memory");
+}
+
+__device__ __forceinline__ void tma_store_commit() {
+  asm volatile("cp.async.bulk.commit_group;" ::: "memory");
+}
+
+// Waits until this thread's stores have read their shared memory.
+__device__ __forceinline__ void tma_store_wait_read() {
+  asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
+}
+
+template <int kRegisters>
+__device__ __forceinline__ void grow_registers() {
+  asm volatile("setmaxnreg.inc.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+template <int kRegisters>
+__device__ __forceinline__ void shrink_registers() {
+  asm volatile("setmaxnreg.dec.sync.aligned.u32 %0;" ::"n"(kRegisters));
+}
+
+__device__ __forceinline__ void named_barrier_sync(int id, int threads) {
+  asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+__device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
+  asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+// wgmma runs asynchronously: registers it reads or writes must be settled before (fence), products are
+// grouped (commit) and waited for.
+__device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
+__device__ __forceinline__ void wgmma_commit() {
+  asm volatile("wgmma.commit_group.sync.aligned;" ::: "memory");
+}
+
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait() {
+  asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// Keeps the compiler from moving accesses of an accumulator across this point.
+template <int kCount>
+__device__ __forceinline__ void pin(float (&registers)[kCount]) {
+#pragma unroll
+  for (int i = 0; i < kCount; ++i) asm volatile("" : "+f"(registers[i])::"memory");
+}
+
+}  // namespace flashmask::sm90
