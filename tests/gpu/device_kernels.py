@@ -1,4 +1,4 @@
-"""The CUDA kernels on torch tensors: results and workspaces start as poison, and what lies around them is checked."""
+"""The CUDA kernels on torch tensors: results and workspaces start as poison, what lies around is checked."""
 
 from __future__ import annotations
 
@@ -26,7 +26,7 @@ LAYOUTS = ("contiguous", "heads_first", "tokens_first", "padded")
 
 
 class Buffer:
-    """A tensor of poison, between poison: reading around it, writing around it and not writing it all show."""
+    """A tensor of poison between poison: reading around it, writing around it, not writing it, all show."""
 
     def __init__(
         self,

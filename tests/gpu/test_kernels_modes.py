@@ -1,0 +1,252 @@
+"""What must not change a bit: skipping, repetition of a deterministic backward; and dropout's own bits."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import numpy as np
+import pytest
+
+torch = pytest.importorskip("torch")
+
+from device_kernels import Kernels
+from device_problems import (
+    Problem,
+    assert_matches,
+    assert_same_bits,
+    dense_mask,
+    dropout_keep,
+    make_problem,
+    run,
+)
+from kernel_calls import Options
+
+from paddle_flashmask.masks import registry
+
+pytestmark = pytest.mark.gpu
+
+HEAD_DIMS = [(32, 32), (64, 64), (96, 96), (128, 128), (192, 192), (256, 256), (192, 128)]
+head_dims = pytest.mark.parametrize("head_dims", HEAD_DIMS, ids="{0[0]}-{0[1]}".format)
+SEQLEN = 777  # no tile divides it
+
+
+@lru_cache
+def named_options(name: str) -> Options:
+    indices, causal = registry.make(name, SEQLEN).to_startend_row_indices()
+    return Options(
+        indices=None if indices is None else torch.from_numpy(indices).cuda(),
+        causal=causal,
+        deterministic=True,
+    )
+
+
+def assert_skipping_changes_nothing(kernels: Kernels, problem: Problem, name: str) -> None:
+    skipping = run(kernels, problem)
+    assert_same_bits(run(kernels, problem.with_options(visit="all")), skipping, f"{name}, all")
+    dense = problem.with_options(visit="dense", dense=dense_mask(problem))
+    assert_same_bits(run(kernels, dense), skipping, f"{name}, dense")
+
+
+@pytest.mark.parametrize("name", registry.names())
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@head_dims
+def test_skipping_changes_no_bit(
+    kernels: Kernels, seed: int, head_dims: tuple[int, int], dtype: str, name: str
+) -> None:
+    problem = make_problem(
+        seed,
+        dtype=dtype,
+        batch=2,
+        seqlen_q=SEQLEN,
+        heads_q=4,
+        heads_k=2,
+        head_dim=head_dims[0],
+        head_dim_v=head_dims[1],
+        options=named_options(name),
+    )
+    assert_skipping_changes_nothing(kernels, problem, name)
+
+
+@pytest.mark.parametrize("mask_heads", [1, 2, 4])
+@pytest.mark.parametrize(("causal", "bounds"), [(True, 1), (True, 2), (False, 2), (False, 4)])
+@head_dims
+def test_skipping_changes_no_bit_with_any_indices(
+    kernels: Kernels,
+    rng: np.random.Generator,
+    head_dims: tuple[int, int],
+    causal: bool,
+    bounds: int,
+    mask_heads: int,
+) -> None:
+    # Runs of equal columns, so that tiles of every kind occur.
+    runs = rng.integers(-5, 505, (2, mask_heads, 10, bounds), np.int32)
+    indices = torch.from_numpy(runs.repeat(70, axis=2)[:, :, :643]).cuda().contiguous()
+    problem = make_problem(
+        int(rng.integers(2**31)),
+        batch=2,
+        seqlen_q=500,
+        seqlen_k=643,
+        heads_q=4,
+        heads_k=2,
+        head_dim=head_dims[0],
+        head_dim_v=head_dims[1],
+        options=Options(indices=indices, causal=causal, deterministic=True),
+    )
+    assert_skipping_changes_nothing(kernels, problem, f"causal={causal}, C={bounds}")
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.2])
+@head_dims
+def test_skipping_changes_no_bit_with_dropout(
+    kernels: Kernels, seed: int, head_dims: tuple[int, int], dropout_p: float
+) -> None:
+    options = named_options("causal_document")
+    problem = make_problem(
+        seed, seqlen_q=SEQLEN, head_dim=head_dims[0], head_dim_v=head_dims[1], options=options
+    ).with_options(dropout_p=dropout_p, seed_offset=torch.tensor([5, 6]).cuda())
+    assert_same_bits(run(kernels, problem.with_options(visit="all")), run(kernels, problem), "all")
+
+
+# Determinism.
+
+
+def repeated_problem(seed: int, head_dims: tuple[int, int], dropout_p: float) -> Problem:
+    """Enough blocks to keep a whole device busy, each dQ tile contended for by up to 16 of them."""
+    indices = torch.full((1, 1, 1024, 1), 1024, dtype=torch.int32).cuda()
+    indices[:, :, :300] = 700
+    options = Options(
+        indices=indices,
+        causal=True,
+        deterministic=True,
+        dropout_p=dropout_p,
+        seed_offset=torch.tensor([7, 8]).cuda(),
+    )
+    return make_problem(
+        seed,
+        batch=2,
+        seqlen_q=1024,
+        heads_q=16,
+        heads_k=8,
+        head_dim=head_dims[0],
+        head_dim_v=head_dims[1],
+        options=options,
+    )
+
+
+def assert_repeats_are_identical(kernels: Kernels, x: Problem, repeats: int) -> None:
+    first = run(kernels, x)
+    for repeat in range(repeats):
+        out, lse = kernels.forward(x.q, x.k, x.v, x.options)
+        gradients = kernels.backward(
+            x.q, x.k, x.v, first["out"], first["lse"], x.dout, x.options, dlse=x.dlse
+        )
+        assert_same_bits({"out": out, "lse": lse, **gradients}, first, f"repeat {repeat}")
+
+
+@pytest.mark.parametrize("dropout_p", [0.0, 0.2])
+@head_dims
+def test_deterministic_repeats_are_identical(
+    kernels: Kernels, seed: int, head_dims: tuple[int, int], dropout_p: float
+) -> None:
+    assert_repeats_are_identical(kernels, repeated_problem(seed, head_dims, dropout_p), repeats=50)
+
+
+def test_a_thousand_deterministic_repeats_are_identical(kernels: Kernels, seed: int) -> None:
+    assert_repeats_are_identical(kernels, repeated_problem(seed, (128, 128), 0.0), repeats=1000)
+
+
+# Dropout.
+
+
+def dropout_problem(seed: int, head_dims: tuple[int, int], p: float, seed_offset: tuple[int, int]) -> Problem:
+    """Equal scores everywhere: every probability is 1 / Sk."""
+    options = Options(
+        softmax_scale=0.0, dropout_p=p, seed_offset=torch.tensor(seed_offset).cuda(), deterministic=True
+    )
+    return make_problem(
+        seed,
+        dtype="float16",
+        batch=2,
+        seqlen_q=210,
+        seqlen_k=300,
+        head_dim=head_dims[0],
+        head_dim_v=head_dims[1],
+        dlse=False,
+        options=options,
+    )
+
+
+@pytest.mark.parametrize(
+    ("p", "seed_offset"), [(0.1, (2024, 0)), (0.5, (-(2**40) + 3, 2**33 + 1)), (0.999, (2**62 + 1, -1))]
+)
+@head_dims
+def test_both_passes_drop_what_philox_says(
+    kernels: Kernels, seed: int, head_dims: tuple[int, int], p: float, seed_offset: tuple[int, int]
+) -> None:
+    """Unit vectors in v, and in dout, read the mask element by element off out, and off dv."""
+    x = dropout_problem(seed, head_dims, p, seed_offset)
+    keep = dropout_keep(x)
+    width = head_dims[1]
+    for first in range(0, 300, width):
+        columns = torch.arange(first, min(first + width, 300)).cuda()
+        x.v.zero_()
+        x.v[:, columns, :, columns - first] = 1.0
+        out, lse = kernels.forward(x.q, x.k, x.v, x.options)
+        kept = out[..., : len(columns)].transpose(1, 2) != 0
+        assert torch.equal(kept, keep[..., columns]), f"forward, columns from {first}"
+    for first in range(0, 210, width):
+        rows = torch.arange(first, min(first + width, 210)).cuda()
+        x.dout.zero_()
+        x.dout[:, rows, :, rows - first] = 1.0
+        dv = kernels.backward(x.q, x.k, x.v, out, lse, x.dout, x.options)["dv"]
+        kept = dv[..., : len(rows)].permute(0, 2, 3, 1) != 0
+        assert torch.equal(kept, keep[:, :, rows]), f"backward, rows from {first}"
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@head_dims
+def test_dropout_matches_the_reference(
+    kernels: Kernels, seed: int, head_dims: tuple[int, int], dtype: str, deterministic: bool
+) -> None:
+    options = Options(
+        causal=True,
+        dropout_p=0.3,
+        seed_offset=torch.tensor([seed, 1]).cuda(),
+        deterministic=deterministic,
+    )
+    problem = make_problem(
+        seed,
+        dtype=dtype,
+        batch=2,
+        seqlen_q=400,
+        heads_q=4,
+        heads_k=2,
+        head_dim=head_dims[0],
+        head_dim_v=head_dims[1],
+        options=options,
+    )
+    assert_matches(run(kernels, problem), problem, "dropout")
+
+
+@pytest.mark.parametrize("p", [0.01, 0.1, 0.5, 0.9])
+def test_dropout_drops_the_fraction_asked_for(kernels: Kernels, seed: int, p: float) -> None:
+    options = Options(softmax_scale=0.0, dropout_p=p, seed_offset=torch.tensor([seed, 0]).cuda())
+    x = make_problem(seed, dtype="float16", seqlen_q=4096, heads_q=2, head_dim=32, options=options)
+    x.v.fill_(1.0)
+    out, _ = kernels.forward(x.q, x.k, x.v, options)
+    # An output is kept / (Sk * (1 - p)). Five standard deviations, and p's own rounding to 1/65536.
+    kept = out[..., 0].double().mean().item() * (1 - p)
+    assert abs(kept - (1 - p)) < 5 * (p * (1 - p) / (2 * 4096 * 4096)) ** 0.5 + 2**-16
+
+
+def test_samples_heads_and_offsets_drop_differently(kernels: Kernels, seed: int) -> None:
+    x = dropout_problem(seed, (64, 64), 0.5, (3, 0))
+    x.v[:] = x.v[:1, :, :1]  # alike in every sample and head
+    outs = [
+        kernels.forward(x.q, x.k, x.v, x.with_options(seed_offset=torch.tensor(so).cuda()).options)[0]
+        for so in ((3, 0), (3, 1), (4, 0))
+    ]
+    planes = torch.stack(outs).transpose(2, 3).flatten(0, 2)
+    for i, j in zip(*np.triu_indices(len(planes), 1), strict=True):
+        assert not torch.equal(planes[i], planes[j]), (i, j)
