@@ -178,15 +178,15 @@ def _flex(kernel_options: Any, case: Case, data: Data) -> tuple[Tensors, Callabl
     from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
     config.donated_buffer = False  # else a compiled graph's backward runs only once
-    tokens = {
-        name: torch.from_numpy(array).to(data.tensors[0].device)
-        for name, array in flex_masks.token_arrays(case.seqlen, case.seed).items()
-    }
-    rule = flex_masks.make_rule(case.mask, case.seqlen, tokens)
+    seqlen, device = case.seqlen, data.tensors[0].device
+    arrays = flex_masks.token_arrays(seqlen, case.seed)
+    tokens = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
+    rule = flex_masks.make_rule(case.mask, seqlen, tokens)
     block_mask = None
     if case.mask != "full":
+        # Uncompiled, it would hold the dense mask.
         block_mask = create_block_mask(
-            lambda b, h, i, j: rule(i, j), None, None, case.seqlen, case.seqlen, _compile=True
+            lambda b, h, i, j: rule(i, j), None, None, seqlen, seqlen, device=device, _compile=True
         )
     compiled = torch.compile(
         lambda q, k, v, block_mask: flex_attention(

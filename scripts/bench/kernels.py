@@ -57,7 +57,7 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     parser.add_argument("--seed", type=int, default=0, help="of the documents and of the tensors")
     parser.add_argument("--deterministic", action="store_true", help="our deterministic backward too")
     parser.add_argument("--bars", action="store_true", help="also the cases of the search and memory bars")
-    parser.add_argument("--seconds", type=float, default=1.0, help="per implementation, case and direction")
+    parser.add_argument("--seconds", type=float, default=0.5, help="per implementation, case and direction")
     parser.add_argument(
         "--quick", action="store_true", help=f"8192 tokens, D=128, beside FA2, {QUICK_SECONDS} seconds each"
     )

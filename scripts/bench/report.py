@@ -145,7 +145,7 @@ def _search_bars(results: Results) -> Iterator[Bar]:
             speed = results.ratio(case, direction, batched(results.kernels))
             cost = None if speed is None else 1 / speed - 1
             measured = (
-                "" if cost is None else f"{100 * cost:.1f} % of the time of a batch of the same documents"
+                "" if cost is None else f"{100 * cost:.1f} % more time than a batch of the same documents"
             )
             wanted = f"< {100 * SEARCH_BAR:g} %"
             yield Bar(what, wanted, measured, None if cost is None else cost < SEARCH_BAR)
@@ -212,11 +212,12 @@ def _provenance(rows: list[Row]) -> str:
     def distinct(values: Iterable[str]) -> str:
         return ", ".join(dict.fromkeys(values))
 
+    starts = [row.run.started for row in rows]
     lines = [
         f"- driver {distinct(row.run.driver for row in rows)}",
         f"- torch {distinct(row.run.torch for row in rows)}",
         f"- kernel sources {rows[-1].run.sources}; commit {distinct(row.run.commit for row in rows)}",
-        f"- started {distinct(row.run.started for row in rows)}",
+        f"- runs of {' to '.join(dict.fromkeys((min(starts), max(starts))))}",
         *(f"- `{command}`" for command in dict.fromkeys(row.run.command for row in rows)),
     ]
     return "\n".join(lines)
@@ -278,8 +279,9 @@ def _search_table(results: Results) -> str:
                 cost = f"{100 * (packed / batch - 1):.1f} %"
                 lines.append([str(head_dim), direction, f"{packed:.3f}", f"{batch:.3f}", cost])
     title = (
-        "### What finding the tiles costs\n\n20 documents of 6,656 tokens, packed (rho = 0.95) and "
-        "as a batch without a mask: the same tiles of the same data.\n\n"
+        "### What finding the tiles costs\n\n20 documents of 6,656 tokens, packed (rho = 0.95) and as a "
+        "batch without a mask: the same tiles of the same data, so packing costs what it takes to prepare "
+        "the mask and to find the tiles.\n\n"
     )
     return title + _table(["D", "", "packed, ms", "batch, ms", "cost"], lines, left=2) if lines else ""
 
@@ -298,17 +300,20 @@ def _long_table(results: Results) -> str:
 
 
 def _failures(results: Results) -> str:
-    lines = [
-        f"- {row.implementation}, {row.case.mask}, {_length(row.case.seqlen)}, D={row.case.head_dim}, "
-        f"{row.direction}: {row.reason}"
-        for row in results.rows
-        if not row.ok
-    ]
+    places: dict[tuple[str, str], list[str]] = {}
+    for row in results.rows:
+        if not row.ok:
+            place = f"{row.case.mask} {_length(row.case.seqlen)} D={row.case.head_dim} {row.direction}"
+            places.setdefault((row.implementation, row.reason), []).append(place)
+    lines = [f"- {name}: {reason} ({', '.join(where)})" for (name, reason), where in places.items()]
     return "### Failures\n\n" + "\n".join(lines) if lines else ""
 
 
 def _length(seqlen: int) -> str:
-    return f"{seqlen // 1024}K" if seqlen % 1024 == 0 else str(seqlen)
+    for unit, size in (("M", 2**20), ("K", 2**10)):
+        if seqlen % size == 0:
+            return f"{seqlen // size}{unit}"
+    return str(seqlen)
 
 
 def _table(header: list[str], lines: list[list[str]], left: int = 1) -> str:

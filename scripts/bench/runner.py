@@ -179,7 +179,7 @@ def summary_line(case: Case, direction: str, rows: list[Row]) -> str:
     parts = [
         f"{row.implementation} {row.milliseconds:.2f} ms {row.tflops:.0f}"
         if row.ok
-        else f"{row.implementation} FAILED: {row.reason[:100]}"
+        else f"{row.implementation} FAILED: {row.reason[:60]}"
         for row in rows
     ]
     return f"{case.mask} S={case.seqlen} D={case.head_dim} {direction}: " + " | ".join(parts)
