@@ -143,7 +143,7 @@ class Peer:
         if self.module is not None:
             try:
                 importlib.import_module(self.module)
-            except ImportError as error:
+            except (ImportError, OSError) as error:
                 return str(error)
         return None
 
