@@ -1,5 +1,12 @@
 """Builds the operators, paddle_flashmask/_C.so, against the Paddle that this Python finds.
 
+With a CUDA build of Paddle the CUDA kernels are built too, by nvcc ($NVCC, or the one on PATH). They take
+long, all of them an hour on a few cores; the environment says what is wanted:
+
+    FLASHMASK_CUDA_TARGETS   GPU architectures, some of kernel_sources.CUDA_TARGETS, such as "80 90" (all);
+                             empty: no CUDA kernels
+    FLASHMASK_SUBSET         a subset named in configs/kernels.toml (every kernel)
+
 Paddle's own ``cpp_extension.setup`` would replace the package's ``__init__.py`` by a generated stub and
 turn a compile error into a later link error, so this is plain setuptools: a shared library that Paddle
 loads, not a Python extension module. Everything else about the package is in pyproject.toml.
@@ -8,8 +15,10 @@ loads, not a Python extension module. Everything else about the package is in py
 from __future__ import annotations
 
 import os
+import shlex
+import shutil
+import subprocess
 import sys
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension, setup
@@ -18,6 +27,7 @@ from setuptools.command.build_ext import build_ext
 ROOT = Path(__file__).resolve().parent
 sys.path.insert(0, str(ROOT / "scripts"))
 
+import build_kernels  # noqa: E402
 import kernel_sources  # noqa: E402
 
 try:
@@ -29,13 +39,31 @@ except ImportError as error:
     )
 
 OPERATOR_SOURCE = "csrc/paddle/flashmask_op.cc"
+COMPILER = shlex.split(os.environ.get("CXX", "g++"))
+NVCC = os.environ.get("NVCC", "nvcc")
+
+
+def cuda_targets() -> list[str]:
+    """What the CUDA kernels are built for; nothing where Paddle has no CUDA."""
+    if not paddle.is_compiled_with_cuda():
+        return []
+    known = kernel_sources.CUDA_TARGETS
+    targets = os.environ.get("FLASHMASK_CUDA_TARGETS", " ".join(known)).split()
+    if not set(targets) <= set(known):
+        sys.exit(f"FLASHMASK_CUDA_TARGETS: expected some of {' '.join(known)}, got {' '.join(targets)}")
+    if targets and shutil.which(NVCC) is None:
+        sys.exit(
+            f"Paddle is a CUDA build, but there is no {NVCC} to compile the CUDA kernels: install the CUDA "
+            "toolkit, or name it by NVCC=, or build the CPU kernel alone by FLASHMASK_CUDA_TARGETS="
+        )
+    return targets
 
 
 def paddle_includes() -> list[str]:
-    """Paddle's header folders, Python's apart: the operators use none of it."""
+    """Flags for Paddle's header folders, Python's apart: the operators use none of it."""
     include = Path(paddle.sysconfig.get_include())
     folders = (include, include / "third_party", include / "paddle/phi/api/include/compat")
-    return [str(folder) for folder in folders if folder.is_dir()]
+    return [f"-I{folder}" for folder in folders if folder.is_dir()]
 
 
 def paddle_libraries() -> list[str]:
@@ -45,17 +73,33 @@ def paddle_libraries() -> list[str]:
     return [str(root / "base/libpaddle.so"), *map(str, parts)]
 
 
-def operator_flags() -> list[str]:
-    """Flags of the one source that includes Paddle's headers; its symbols stay visible for Paddle."""
-    # -w: Paddle's headers warn by the thousand. PADDLE_NO_PYTHON: it compiles in a third of the time.
-    return [
-        *("-std=c++17", "-O2", "-fPIC", "-w", "-D_GLIBCXX_USE_CXX11_ABI=1"),
-        *("-DPADDLE_WITH_CUSTOM_KERNEL", "-DPADDLE_NO_PYTHON"),
+def operator_command(targets: list[str]) -> list[str]:
+    """The compiler of the one source that includes Paddle's headers, and its flags."""
+    # Its symbols stay visible for Paddle. -w: Paddle's headers warn by the thousand. PADDLE_NO_PYTHON: it
+    # compiles in a third of the time.
+    flags = [
+        *("-std=c++17", "-O2", "-w", "-D_GLIBCXX_USE_CXX11_ABI=1"),
+        *("-DPADDLE_WITH_CUSTOM_KERNEL", "-DPADDLE_NO_PYTHON", *paddle_includes()),
     ]
+    if not targets:
+        return [*COMPILER, "-fPIC", *flags]
+    # With CUDA Paddle's headers are CUDA sources. They hold no kernel, so one target is enough.
+    one_target = kernel_sources.CUDA_TARGETS[targets[0]]
+    return [NVCC, "-x", "cu", one_target, "-Xcompiler", "-fPIC", "-DPADDLE_WITH_CUDA", *flags]
+
+
+def link_command(targets: list[str]) -> list[str]:
+    """The linker and its flags; a symbol that nobody defines fails here, not when the package is imported."""
+    if not targets:
+        return [*COMPILER, "-shared", *kernel_sources.link_flags(), "-Wl,--no-undefined"]
+    # nvcc links its own CUDA runtime statically, whatever Paddle's is: the two must not mix, so it is hidden.
+    options = ("--no-undefined", "--exclude-libs=ALL")
+    host = [f"-Xcompiler={flag}" for flag in kernel_sources.link_flags()]
+    return [NVCC, "-shared", *host, *(f"-Xlinker={option}" for option in options)]
 
 
 class BuildOperators(build_ext):
-    """Compiles what changed, with each source's own flags, links, and records what Paddle that was for."""
+    """Compiles what changed, with each source's own flags, links, and records what that was built for."""
 
     def get_ext_filename(self, fullname: str) -> str:
         """``paddle_flashmask/_C.so``: no Python tag, as it is no Python module."""
@@ -70,34 +114,42 @@ class BuildOperators(build_ext):
         build = f"{paddle.__version__} (CUDA {paddle.version.cuda()})"
         # One folder of objects per Paddle, as the same tree may be built for several.
         objects = Path(self.build_temp) / build.replace(" ", "-").translate(str.maketrans("", "", "()"))
-        newest_header = max(path.stat().st_mtime for path in (*map(Path, ext.depends), Path(__file__)))
-
-        def compile_one(source: str) -> str:
-            (target,) = self.compiler.object_filenames([source], output_dir=str(objects))
-            newest = max(newest_header, Path(source).stat().st_mtime)
-            if self.force or not Path(target).exists() or Path(target).stat().st_mtime < newest:
-                binding = source == OPERATOR_SOURCE
-                self.compiler.compile(
-                    [source],
-                    output_dir=str(objects),
-                    include_dirs=kernel_sources.include_dirs() + (paddle_includes() if binding else []),
-                    extra_postargs=operator_flags() if binding else kernel_sources.compile_flags(),
-                )
-            return target
-
-        with ThreadPoolExecutor(self.parallel or os.cpu_count()) as pool:
-            targets = list(pool.map(compile_one, ext.sources))
+        if self.force:
+            shutil.rmtree(objects, ignore_errors=True)
+        targets = cuda_targets()
+        operator = ROOT / OPERATOR_SOURCE
+        compiled = build_kernels.compile_changed(
+            [operator, *(ROOT / name for name in kernel_sources.cpu_sources())],
+            [*kernel_sources.headers(), "setup.py"],
+            objects / ("host_with_cuda" if targets else "host"),
+            lambda source: (
+                operator_command(targets)
+                if source == operator
+                else [*COMPILER, *kernel_sources.compile_flags()]
+            ),
+            jobs=self.parallel,
+        )
+        generated: list[Path] = []
+        if targets:
+            subset = os.environ.get("FLASHMASK_SUBSET")
+            generated = build_kernels.instantiations(subset, objects / f"instantiations_{subset}")
+            compiled += build_kernels.compile_changed(
+                [*(ROOT / name for name in kernel_sources.cuda_sources()), *generated],
+                kernel_sources.cuda_headers(),
+                objects / f"cuda_{'_'.join(targets)}",
+                lambda source: [NVCC, *kernel_sources.nvcc_flags(source.name, targets)],
+                jobs=self.parallel,
+            )
         library = Path(self.get_ext_fullpath(ext.name))
         library.parent.mkdir(parents=True, exist_ok=True)
-        self.compiler.link_shared_object(
-            targets,
-            str(library),
-            # A symbol that nobody defines fails here, not when the package is imported.
-            extra_postargs=[*kernel_sources.link_flags(), "-Wl,--no-undefined", *paddle_libraries()],
-            target_lang="c++",
-        )
+        inputs = [*map(str, compiled), *paddle_libraries()]
+        subprocess.run([*link_command(targets), *inputs, "-o", str(library)], check=True)
+        kernels = tuple(path.stem for path in generated if path.suffix == ".cu")
         library.with_name("_build_info.py").write_text(
-            f'"""What _C.so was built against. Written by setup.py."""\n\nPADDLE_BUILD = {build!r}\n'
+            '"""What _C.so was built for. Written by setup.py."""\n\n'
+            f"PADDLE_BUILD = {build!r}\n"
+            f"CUDA_TARGETS = {tuple(targets)!r}  # GPU architectures\n"
+            f"CUDA_KERNELS = {kernels!r}  # architecture, pass, largest head dims, dtype\n"
         )
 
     def copy_extensions_to_source(self) -> None:
@@ -112,7 +164,7 @@ setup(
         Extension(
             "paddle_flashmask._C",
             sources=[OPERATOR_SOURCE, *kernel_sources.cpu_sources()],
-            depends=[*kernel_sources.headers(), "scripts/kernel_sources.py"],
+            depends=kernel_sources.headers(),
         )
     ],
     cmdclass={"build_ext": BuildOperators},

@@ -100,6 +100,7 @@ def info(shape: tuple[int, ...] | None, dtype: str, device: str | None) -> int:
     lines["operators"] = "built and loaded" if problem is None else "NOT AVAILABLE"
     if problem is None:
         lines["kernels"] = f"cpu: {', '.join(DTYPES)}; any head dims"
+        lines["CUDA kernels"] = _cuda_kernels()
     _print_table(lines)
     if problem is not None:
         print(f"\n{problem}")
@@ -123,15 +124,49 @@ def choose_kernel(shape: tuple[int, ...], dtype: str, device: str) -> tuple[str 
         dtype: of q, k and v.
         device: "cpu" or "gpu".
     """
-    if device != "cpu":
-        return None, "this package has no CUDA kernels yet; move the tensors to the CPU"
-    batch, seqlen_q, seqlen_k, heads_q, *_ = shape
+    batch, seqlen_q, seqlen_k, heads_q, _, head_dim, head_dim_v = shape
     if 0 in (batch, seqlen_q, heads_q):
         return "none needed", "there is no query row: the result is empty"
     if seqlen_k == 0:
-        return "cpu", "there is no key: zeros, and lse -inf"
-    accumulator = "float64" if dtype == "float64" else "float32"
-    return "cpu", f"tensors on a CPU; sums in {accumulator}"
+        return "none needed", "there is no key: zeros, and lse -inf"
+    if device == "cpu":
+        accumulator = "float64" if dtype == "float64" else "float32"
+        return "cpu", f"tensors on a CPU; sums in {accumulator}"
+    return _choose_cuda_kernel(dtype, head_dim, head_dim_v)
+
+
+def _choose_cuda_kernel(dtype: str, head_dim: int, head_dim_v: int) -> tuple[str | None, str]:
+    from paddle_flashmask import _checks, _ops
+
+    if not _ops.cuda_kernels():
+        return None, "this build has no CUDA kernels; move the tensors to the CPU"
+    if dtype not in _checks.CUDA_FLOATS:
+        return None, f"CUDA kernels take {' and '.join(_checks.CUDA_FLOATS)}"
+    if any(dim % 8 != 0 or dim > 256 for dim in (head_dim, head_dim_v)):
+        return None, "CUDA kernels take head dims that are multiples of 8 up to 256"
+    parts = []
+    for name, backward in (("forward", False), ("backward", True)):
+        found, text = _ops.describe_cuda_kernel(dtype, head_dim, head_dim_v, backward=backward)
+        if not found:
+            return None, text
+        parts.append(f"{name}: {text}")
+    return "sm80", "; ".join(parts)
+
+
+def _cuda_kernels() -> str:
+    """The CUDA kernels of the build in a line."""
+    from paddle_flashmask import _ops
+
+    if not _ops.cuda_kernels():
+        return "none built"
+    # Names such as sm80_forward_d192_128_bf16.
+    families = sorted({name.partition("_")[0] for name in _ops.cuda_kernels()})
+    dims = {name.partition("_d")[2].rpartition("_")[0] for name in _ops.cuda_kernels()}
+    listed = sorted(tuple(map(int, dim.split("_"))) for dim in dims)
+    return (
+        f"{', '.join(families)}, for compute capability {', '.join(_ops.cuda_targets())}; "
+        f"head dims up to {', '.join('/'.join(map(str, dim)) for dim in listed)}"
+    )
 
 
 def _load_problem() -> str | None:

@@ -12,6 +12,8 @@ import numpy as np
 import paddle
 from paddle.base import core, framework
 
+from paddle_flashmask._ops import cuda_kernels
+
 _TENSORS: Any = tuple(
     kind
     for kind in (core.eager.Tensor, framework.Variable, getattr(getattr(paddle, "pir", None), "Value", None))
@@ -19,6 +21,7 @@ _TENSORS: Any = tuple(
 )
 
 FLOATS = ("float16", "bfloat16", "float32", "float64")
+CUDA_FLOATS = ("float16", "bfloat16")
 
 
 def fail(error: type[Exception], name: str, expected: str, got: object) -> NoReturn:
@@ -106,6 +109,28 @@ def check_one_dtype(names: tuple[str, str, str], q: Any, k: Any, v: Any) -> None
     for name, tensor in zip(names[1:], (k, v), strict=True):
         if dtype_name(tensor) != dtype_name(q):
             fail(TypeError, name, f"the dtype of {names[0]}, {dtype_name(q)}", dtype_name(tensor))
+
+
+def check_device(names: tuple[str, str, str], q: Any, v: Any) -> None:
+    """A device that there are kernels for, and what those of CUDA do not take. (A traced program has no
+    device yet: the operator checks when it runs.)"""
+    if not paddle.in_dynamic_mode() or q.place.is_cpu_place():
+        return
+    name_q, _, name_v = names
+    if not q.place.is_gpu_place():
+        fail(ValueError, name_q, "a tensor on a CPU or a CUDA device", q.place)
+    if not cuda_kernels():
+        fail(ValueError, name_q, "a tensor on the CPU, as no CUDA kernels were built", q.place)
+    if dtype_name(q) not in CUDA_FLOATS:
+        fail(TypeError, name_q, f"{' or '.join(CUDA_FLOATS)} on CUDA", dtype_name(q))
+    for name, tensor in ((name_q, q), (name_v, v)):
+        if tensor.shape[3] % 8 != 0 or tensor.shape[3] > 256:
+            fail(
+                ValueError,
+                name,
+                "a head dim that is a multiple of 8 and at most 256 on CUDA",
+                f"shape {list(tensor.shape)}",
+            )
 
 
 def check_indices(names: tuple[str, str, str], indices: Any, causal: bool, q: Any, k: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ctypes
 import functools
 import struct
 from collections.abc import Sequence
@@ -11,9 +12,19 @@ from typing import Literal, get_args
 import paddle
 from paddle.base import core, framework
 
-__all__ = ["Visit", "flashmask", "load_operators"]
+__all__ = [
+    "Visit",
+    "cuda_kernels",
+    "cuda_targets",
+    "describe_cuda_kernel",
+    "flashmask",
+    "load_operators",
+    "to_device_of",
+]
 
 Visit = Literal["skip", "all", "dense"]
+
+_DTYPES = ("float16", "bfloat16", "float32", "float64")  # flashmask::DType
 
 _LIBRARY = Path(__file__).with_name("_C.so")
 _REBUILD = "pip install --force-reinstall --no-deps --no-build-isolation (--editable) PATH_OF_ITS_SOURCES"
@@ -35,6 +46,35 @@ def _check_build() -> None:
             f"paddle_flashmask was built against Paddle {_build_info.PADDLE_BUILD}, but this is Paddle "
             f"{paddle_build()}; run {_REBUILD}"
         )
+
+
+@functools.cache
+def cuda_kernels() -> tuple[str, ...]:
+    """The CUDA kernels of this build: architecture, pass, largest head dims and dtype of each."""
+    _check_build()
+    from paddle_flashmask import _build_info
+
+    return _build_info.CUDA_KERNELS
+
+
+def cuda_targets() -> tuple[str, ...]:
+    """The GPU architectures that they were compiled for, such as "80"."""
+    _check_build()
+    from paddle_flashmask import _build_info
+
+    return _build_info.CUDA_TARGETS
+
+
+def describe_cuda_kernel(dtype: str, head_dim: int, head_dim_v: int, *, backward: bool) -> tuple[bool, str]:
+    """Whether the current CUDA device has a kernel for these, and which, or why not."""
+    load_operators()
+    text = ctypes.create_string_buffer(512)
+    missing = ctypes.CDLL(str(_LIBRARY)).flashmask_sm80_describe(
+        *(int(backward), _DTYPES.index(dtype), head_dim, head_dim_v),
+        *(0, 0),  # neither dropout nor deterministic
+        *(text, ctypes.c_size_t(len(text))),
+    )
+    return not missing, text.value.decode()
 
 
 @functools.cache
@@ -119,6 +159,14 @@ def flashmask(
 def in_pir_mode() -> bool:
     """Whether a program of Paddle 3 is being traced."""
     return hasattr(framework, "in_pir_mode") and framework.in_pir_mode()
+
+
+def to_device_of(like: paddle.Tensor, tensor: paddle.Tensor) -> paddle.Tensor:
+    """A new tensor, which Paddle makes on its current device, on that of ``like``; a traced program has
+    none yet."""
+    if not paddle.in_dynamic_mode() or str(tensor.place) == str(like.place):
+        return tensor
+    return tensor._copy_to(like.place, True)
 
 
 def _append_op(

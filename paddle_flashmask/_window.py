@@ -7,6 +7,7 @@ from typing import Any
 import paddle
 
 from paddle_flashmask._checks import fail
+from paddle_flashmask._ops import to_device_of
 
 _FAR = 2**31 - 1
 
@@ -61,7 +62,6 @@ def combine_window(
         seqlen_k - seqlen_q
     )
     rows = seqlen_q.astype("int32").reshape([1, 1, 1, 1])
-    nothing = paddle.zeros_like(rows)
 
     def clamp(bound: paddle.Tensor) -> paddle.Tensor:
         bound = paddle.minimum(paddle.maximum(bound, paddle.zeros_like(seqlen_q)), seqlen_q)
@@ -70,7 +70,8 @@ def combine_window(
     below = clamp(column + (window[0] + 1))
     above = clamp(column - window[1])
     if indices is None:
-        return below if causal else paddle.concat([below, above], axis=-1)
+        return to_device_of(q, below if causal else paddle.concat([below, above], axis=-1))
+    below, above, rows = (to_device_of(q, x) for x in (below, above, rows))
     if causal and indices.shape[-1] == 1:
         return paddle.minimum(indices, below)
     if causal:
@@ -79,7 +80,7 @@ def combine_window(
     if indices.shape[-1] == 2:
         start, end = paddle.split(indices, 2, axis=-1)
         return paddle.concat([paddle.minimum(start, below), paddle.maximum(end, above)], axis=-1)
-    return _combine_two_intervals(indices, below, above, rows, nothing)
+    return _combine_two_intervals(indices, below, above, rows, paddle.zeros_like(rows))
 
 
 def _combine_two_intervals(

@@ -16,6 +16,7 @@ from paddle.base import core, framework
 
 from paddle_flashmask import _ops
 from paddle_flashmask._checks import (
+    check_device,
     check_flag,
     check_indices,
     check_number,
@@ -125,6 +126,7 @@ def attention(
     check_qkv(names, q, k, v)
     q, k, v = _amp_cast(q, k, v)
     check_one_dtype(names, q, k, v)
+    check_device(names, q, v)
     for name, flag in (("training", training), ("return_lse", return_lse)):
         check_flag(name, flag)
     for name, optional_flag in (("causal", causal), ("deterministic", deterministic)):
@@ -213,6 +215,7 @@ def flashmask_attention(
     check_qkv(names, query, key, value)
     query, key, value = _amp_cast(query, key, value)
     check_one_dtype(names, query, key, value)
+    check_device(names, query, value)
     for flag_name, flag in (
         ("causal", causal),
         ("return_softmax_lse", return_softmax_lse),
@@ -250,7 +253,9 @@ def flashmask_attention(
     if return_softmax_lse:
         outputs.append(lse)
     if return_seed_offset:
-        outputs.append(paddle.zeros([2], dtype="int64") if seed_offset is None else seed_offset)
+        if seed_offset is None:
+            seed_offset = _ops.to_device_of(query, paddle.zeros([2], dtype="int64"))
+        outputs.append(seed_offset)
     return outputs if len(outputs) > 1 else out
 
 
@@ -291,18 +296,19 @@ class _AttendEmpty(PyLayer):
         batch, seqlen_q, heads_q, _ = q.shape
         out = paddle.zeros([batch, seqlen_q, heads_q, v.shape[3]], dtype=q.dtype)
         lse_dtype = "float64" if dtype_name(q) == "float64" else "float32"
-        return out, paddle.full([batch, heads_q, seqlen_q], float("-inf"), dtype=lse_dtype)
+        lse = paddle.full([batch, heads_q, seqlen_q], float("-inf"), dtype=lse_dtype)
+        return _ops.to_device_of(q, out), _ops.to_device_of(q, lse)
 
     @staticmethod
     def forward(
         ctx: Any, q: paddle.Tensor, k: paddle.Tensor, v: paddle.Tensor
     ) -> tuple[paddle.Tensor, paddle.Tensor]:
-        ctx.inputs = [(tensor.shape, tensor.dtype) for tensor in (q, k, v) if not tensor.stop_gradient]
+        ctx.inputs = [tensor for tensor in (q, k, v) if not tensor.stop_gradient]
         return _AttendEmpty.results(q, k, v)
 
     @staticmethod
     def backward(ctx: Any, dout: paddle.Tensor, dlse: paddle.Tensor) -> tuple[paddle.Tensor, ...]:
-        return tuple(paddle.zeros(shape, dtype=dtype) for shape, dtype in ctx.inputs)
+        return tuple(_ops.to_device_of(x, paddle.zeros(x.shape, dtype=x.dtype)) for x in ctx.inputs)
 
 
 def _amp_dtype() -> str | None:
@@ -382,9 +388,7 @@ def _draw_seed_offset(q: paddle.Tensor, rng_name: str = "") -> paddle.Tensor:
         )
     else:
         seed_offset = paddle.to_tensor([_named_generator(rng_name).random() % 2**63, 0], dtype="int64")
-    if paddle.in_dynamic_mode() and str(seed_offset.place) != str(q.place):
-        seed_offset = seed_offset._copy_to(q.place, True)
-    return seed_offset
+    return _ops.to_device_of(q, seed_offset)
 
 
 def _check_mask(mask: Any, q: paddle.Tensor, k: paddle.Tensor) -> None:

@@ -18,7 +18,6 @@ from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parent))
 
-import generate_instantiations
 import kernel_sources
 
 CPU_LIBRARY = "libflashmask_cpu.so"
@@ -85,6 +84,21 @@ def build_cpu(output: Path, *, compiler: str | None = None, jobs: int | None = N
     return library
 
 
+def instantiations(subset: str | None, folder: Path) -> list[Path]:
+    """Return the generated sources: all, or those of a subset of configs/kernels.toml, put into folder."""
+    if subset is None:
+        return [kernel_sources.ROOT / name for name in kernel_sources.cuda_instantiations()]
+    import generate_instantiations  # here, as it needs a TOML parser, which Python 3.10 lacks
+
+    folder.mkdir(parents=True, exist_ok=True)
+    files = generate_instantiations.generate(generate_instantiations.load_config(subset))
+    for name, text in files.items():
+        path = folder / name
+        if not path.exists() or path.read_text() != text:
+            path.write_text(text)
+    return [folder / name for name in files]
+
+
 def build_cuda(
     output: Path,
     *,
@@ -99,18 +113,7 @@ def build_cuda(
     """
     nvcc = os.environ.get("NVCC", "nvcc")
     targets = list(targets)
-    if subset is None:
-        instantiations = [kernel_sources.ROOT / name for name in kernel_sources.cuda_instantiations()]
-    else:
-        folder = output / f"instantiations_{subset}"
-        folder.mkdir(parents=True, exist_ok=True)
-        files = generate_instantiations.generate(generate_instantiations.load_config(subset))
-        for name, text in files.items():
-            path = folder / name
-            if not path.exists() or path.read_text() != text:
-                path.write_text(text)
-        instantiations = [folder / name for name in files]
-
+    generated = instantiations(subset, output / f"instantiations_{subset}")
     spilling: list[str] = []
 
     def find_spills(source: Path, log: str) -> None:
@@ -119,7 +122,7 @@ def build_cuda(
         )
 
     objects = compile_changed(
-        [*(kernel_sources.ROOT / name for name in kernel_sources.cuda_sources()), *instantiations],
+        [*(kernel_sources.ROOT / name for name in kernel_sources.cuda_sources()), *generated],
         kernel_sources.cuda_headers(),
         output / f"objects_cuda_{'_'.join(targets)}",
         lambda source: [nvcc, *kernel_sources.nvcc_flags(source.name, targets), "-Xptxas", "-v"],

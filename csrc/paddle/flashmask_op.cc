@@ -4,7 +4,12 @@
 // an error can name the user's argument; what is checked here is what a caller that bypasses Python (a saved
 // program, say) could still get wrong and that would address memory.
 
+#ifdef PADDLE_WITH_CUDA
+#include <cuda_runtime_api.h>
+#endif
+
 #include <algorithm>
+#include <cstdint>
 #include <cstring>
 #include <string>
 #include <vector>
@@ -52,11 +57,83 @@ paddle::DataType lse_dtype(paddle::DataType dtype) {
   return dtype == paddle::DataType::FLOAT64 ? paddle::DataType::FLOAT64 : paddle::DataType::FLOAT32;
 }
 
-// Q, K, V and the mask, as both operators take them.
+bool on_cpu(const paddle::Tensor& tensor) { return tensor.place().GetType() == phi::AllocationType::CPU; }
+
+[[noreturn]] void refuse_place(const paddle::Place& place) {
+  PD_THROW("flashmask: this build has no kernels for ", place.DebugString());
+}
+
+#ifdef PADDLE_WITH_CUDA
+
+void check_cuda(cudaError_t error, const char* what) {
+  if (error != cudaSuccess) PD_THROW("flashmask: ", what, ": ", cudaGetErrorString(error));
+}
+
+// Makes a tensor's device the current one for a while: the kernels are launched on that, and Paddle's empty()
+// and stream() mean that, whatever the tensor's place.
+class DeviceGuard {
+ public:
+  explicit DeviceGuard(const paddle::Tensor& tensor) {
+    if (tensor.place().GetType() != phi::AllocationType::GPU) return;
+    const int device = tensor.place().GetDeviceId();
+    int current = device;
+    check_cuda(cudaGetDevice(&current), "asking for the current device");
+    if (current == device) return;
+    check_cuda(cudaSetDevice(device), "changing the current device");
+    previous_ = current;
+  }
+  ~DeviceGuard() {
+    if (previous_ >= 0) cudaSetDevice(previous_);
+  }
+  DeviceGuard(const DeviceGuard&) = delete;
+  DeviceGuard& operator=(const DeviceGuard&) = delete;
+
+ private:
+  int previous_ = -1;
+};
+
+size_t bytes_of(const paddle::Tensor& tensor) {
+  return static_cast<size_t>(tensor.numel()) * phi::SizeOf(tensor.dtype());
+}
+
+#else
+
+struct DeviceGuard {
+  explicit DeviceGuard(const paddle::Tensor&) {}
+};
+
+#endif
+
+paddle::Tensor zeros_like(const paddle::Tensor& like) {
+  if (on_cpu(like)) return paddle::zeros(like.shape(), like.dtype(), like.place());
+#ifdef PADDLE_WITH_CUDA
+  paddle::Tensor zeros = paddle::empty(like.shape(), like.dtype(), like.place());
+  check_cuda(cudaMemsetAsync(zeros.data(), 0, bytes_of(zeros), zeros.stream()), "clearing a gradient");
+  return zeros;
+#else
+  refuse_place(like.place());
+#endif
+}
+
+// The CUDA kernels read 16 bytes at once, but a view into another tensor may start anywhere.
+paddle::Tensor aligned(const paddle::Tensor& tensor) {
+  if (on_cpu(tensor) || reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0) return tensor;
+#ifdef PADDLE_WITH_CUDA
+  paddle::Tensor copy = paddle::empty(tensor.shape(), tensor.dtype(), tensor.place());
+  check_cuda(
+      cudaMemcpyAsync(copy.data(), tensor.data(), bytes_of(copy), cudaMemcpyDeviceToDevice, copy.stream()),
+      "copying an input");
+  return copy;
+#else
+  refuse_place(tensor.place());
+#endif
+}
+
+// Q, K, V and the mask, as both operators take them; q, k and v aligned().
 struct Operands {
-  const paddle::Tensor& q;
-  const paddle::Tensor& k;
-  const paddle::Tensor& v;
+  paddle::Tensor q;
+  paddle::Tensor k;
+  paddle::Tensor v;
   const OptionalTensor& indices;
   const OptionalTensor& dense_mask;
   const OptionalTensor& seed_offset;
@@ -156,16 +233,62 @@ flashmask::Dropout to_dropout(const Operands& in, const Attributes& attributes) 
   return {in.seed_offset->data<int64_t>(), attributes.dropout_p};
 }
 
-// Calls the kernel of the place the tensors are on. The CUDA kernels join here.
+// One pass's entries of the C interface.
 template <typename Params>
-void launch(const paddle::Place& place, const Params& params,
-            int (*cpu_kernel)(const Params*, char*, size_t)) {
-  if (place.GetType() == phi::AllocationType::CPU) {
+struct Entries {
+  int (*cpu)(const Params*, char*, size_t);
+#ifdef PADDLE_WITH_CUDA
+  int (*cuda_workspace)(const Params*, int64_t*, char*, size_t);
+  int (*cuda)(const Params*, char*, size_t);
+#endif
+};
+
+#ifdef PADDLE_WITH_CUDA
+constexpr Entries<ForwardParams> kForward{flashmask_cpu_forward, flashmask_sm80_forward_workspace,
+                                          flashmask_sm80_forward};
+constexpr Entries<BackwardParams> kBackward{flashmask_cpu_backward, flashmask_sm80_backward_workspace,
+                                            flashmask_sm80_backward};
+#else
+constexpr Entries<ForwardParams> kForward{flashmask_cpu_forward};
+constexpr Entries<BackwardParams> kBackward{flashmask_cpu_backward};
+#endif
+
+#ifdef PADDLE_WITH_CUDA
+template <typename Params>
+void launch_cuda(const paddle::Tensor& q, Params params, const Entries<Params>& entries) {
+  const flashmask::Shape& shape = params.shape;
+  PD_CHECK(params.dtype == DType::kFloat16 || params.dtype == DType::kBFloat16,
+           "flashmask: on CUDA q, k and v must be float16 or bfloat16");
+  for (const int dim : {shape.head_dim, shape.head_dim_v}) {
+    PD_CHECK(dim % 8 == 0 && dim <= 256,
+             "flashmask: on CUDA head dims must be multiples of 8 up to 256, got ", dim);
+  }
+  char message[512] = "";
+  int64_t bytes = 0;
+  if (entries.cuda_workspace(&params, &bytes, message, sizeof(message)) != 0) {
+    PD_THROW("flashmask: ", message);
+  }
+  // Paddle's allocator reuses it for work that this stream does later, so it may be released on return. Not
+  // empty, since Paddle 2.6 refuses that.
+  paddle::Tensor workspace = paddle::empty({std::max<int64_t>(bytes, 1)}, paddle::DataType::UINT8, q.place());
+  params.workspace = workspace.data();
+  params.stream = q.stream();
+  if (entries.cuda(&params, message, sizeof(message)) != 0) PD_THROW("flashmask: ", message);
+}
+#endif
+
+// Calls the kernel of the place that the tensors are on.
+template <typename Params>
+void launch(const paddle::Tensor& q, const Params& params, const Entries<Params>& entries) {
+  if (on_cpu(q)) {
     char message[512] = "";
-    if (cpu_kernel(&params, message, sizeof(message)) != 0) PD_THROW("flashmask: ", message);
+    if (entries.cpu(&params, message, sizeof(message)) != 0) PD_THROW("flashmask: ", message);
     return;
   }
-  PD_THROW("flashmask: this build has no kernels for ", place.DebugString(), "; it has them for the CPU");
+#ifdef PADDLE_WITH_CUDA
+  if (q.place().GetType() == phi::AllocationType::GPU) return launch_cuda(q, params, entries);
+#endif
+  refuse_place(q.place());
 }
 
 std::vector<paddle::Tensor> forward(const paddle::Tensor& q, const paddle::Tensor& k, const paddle::Tensor& v,
@@ -174,7 +297,8 @@ std::vector<paddle::Tensor> forward(const paddle::Tensor& q, const paddle::Tenso
                                     int64_t softmax_scale_bits, int64_t dropout_p_bits, int visit,
                                     bool /*deterministic*/, bool /*needs_dq*/, bool /*needs_dk*/,
                                     bool /*needs_dv*/) {
-  const Operands in{q, k, v, indices, dense_mask, seed_offset};
+  const DeviceGuard guard(q);
+  const Operands in{aligned(q), aligned(k), aligned(v), indices, dense_mask, seed_offset};
   const Attributes attributes = to_attributes(causal, softmax_scale_bits, dropout_p_bits, visit);
   ForwardParams params{};
   params.shape = to_shape(in);
@@ -185,15 +309,15 @@ std::vector<paddle::Tensor> forward(const paddle::Tensor& q, const paddle::Tenso
       paddle::empty({shape.batch, shape.heads_q, shape.seqlen_q}, lse_dtype(q.dtype()), q.place());
   params.dtype = to_dtype(q.dtype());
   params.visit = attributes.visit;
-  params.q = to_tensor(q);
-  params.k = to_tensor(k);
-  params.v = to_tensor(v);
+  params.q = to_tensor(in.q);
+  params.k = to_tensor(in.k);
+  params.v = to_tensor(in.v);
   params.o = to_tensor(out);
   params.lse = lse.data();
   params.mask = to_mask(in, attributes, shape);
   params.dropout = to_dropout(in, attributes);
   params.softmax_scale = attributes.softmax_scale;
-  launch(q.place(), params, flashmask_cpu_forward);
+  launch(q, params, kForward);
   return {out, lse};
 }
 
@@ -212,7 +336,8 @@ std::vector<paddle::Tensor> backward(const paddle::Tensor& q, const paddle::Tens
                                      const paddle::Tensor& dout, const paddle::Tensor& dlse, bool causal,
                                      int64_t softmax_scale_bits, int64_t dropout_p_bits, int visit,
                                      bool deterministic, bool needs_dq, bool needs_dk, bool needs_dv) {
-  const Operands in{q, k, v, indices, dense_mask, seed_offset};
+  const DeviceGuard guard(q);
+  const Operands in{aligned(q), aligned(k), aligned(v), indices, dense_mask, seed_offset};
   const Attributes attributes = to_attributes(causal, softmax_scale_bits, dropout_p_bits, visit);
   BackwardParams params{};
   params.shape = to_shape(in);
@@ -220,15 +345,14 @@ std::vector<paddle::Tensor> backward(const paddle::Tensor& q, const paddle::Tens
   paddle::Tensor dk = paddle::empty(k.shape(), k.dtype(), k.place());
   paddle::Tensor dv = paddle::empty(v.shape(), v.dtype(), v.place());
   // In eager mode the gradient of an output that nothing used arrives uninitialised, and reading it crashes.
-  const paddle::Tensor given_dout =
-      dout.initialized() ? dout : paddle::zeros(out.shape(), out.dtype(), out.place());
+  const paddle::Tensor given_dout = dout.initialized() ? aligned(dout) : zeros_like(out);
   PD_CHECK(given_dout.dtype() == q.dtype() && given_dout.shape() == out.shape(),
            "flashmask: the gradient of the output must have its shape and dtype");
   params.dtype = to_dtype(q.dtype());
   params.visit = attributes.visit;
-  params.q = to_tensor(q);
-  params.k = to_tensor(k);
-  params.v = to_tensor(v);
+  params.q = to_tensor(in.q);
+  params.k = to_tensor(in.k);
+  params.v = to_tensor(in.v);
   params.o = to_tensor(out);
   params.dout = to_tensor(given_dout);
   params.dq = to_gradient(dq, needs_dq);
@@ -244,7 +368,7 @@ std::vector<paddle::Tensor> backward(const paddle::Tensor& q, const paddle::Tens
   params.dropout = to_dropout(in, attributes);
   params.softmax_scale = attributes.softmax_scale;
   params.deterministic = deterministic ? 1 : 0;
-  launch(q.place(), params, flashmask_cpu_backward);
+  launch(q, params, kBackward);
   return {dq, dk, dv};
 }
 

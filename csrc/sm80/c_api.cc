@@ -11,18 +11,17 @@
 namespace flashmask::sm80 {
 namespace {
 
-int fail(char* message, size_t capacity, const char* format, ...) {
-  if (message != nullptr && capacity > 0) {
-    va_list arguments;
-    va_start(arguments, format);
-    vsnprintf(message, capacity, format, arguments);
-    va_end(arguments);
-  }
-  return 1;
+void write(char* message, size_t capacity, const char* format, ...) {
+  if (message == nullptr || capacity == 0) return;
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(message, capacity, format, arguments);
+  va_end(arguments);
 }
 
 int fail_cuda(char* message, size_t capacity, const char* what, cudaError_t error) {
-  return fail(message, capacity, "%s: %s (%s)", what, cudaGetErrorString(error), cudaGetErrorName(error));
+  write(message, capacity, "%s: %s (%s)", what, cudaGetErrorString(error), cudaGetErrorName(error));
+  return 1;
 }
 
 bool wants_deterministic(const ForwardParams&) { return false; }
@@ -57,12 +56,13 @@ int find(const Kernel<Params>* table, int count, const Params& params, const Ker
   if (error != cudaSuccess) return fail_cuda(message, capacity, "reading the device's limits", error);
   *kernel = choose(table, count, params, static_cast<size_t>(smem_limit));
   if (*kernel == nullptr) {
-    return fail(message, capacity,
-                "no sm_80 kernel was built for dtype %d, head_dim %d, head_dim_v %d, dropout %d, visit mode "
-                "%d within %d bytes of "
-                "shared memory",
-                static_cast<int>(params.dtype), params.shape.head_dim, params.shape.head_dim_v,
-                params.dropout.seed_offset != nullptr, smem_limit);
+    write(message, capacity,
+          "no sm_80 kernel was built for dtype %d, head_dim %d, head_dim_v %d, dropout %d, visit mode "
+          "%d, deterministic %d within %d bytes of shared memory",
+          static_cast<int>(params.dtype), params.shape.head_dim, params.shape.head_dim_v,
+          params.dropout.seed_offset != nullptr, static_cast<int>(params.visit), wants_deterministic(params),
+          smem_limit);
+    return 1;
   }
   return 0;
 }
@@ -73,6 +73,17 @@ int workspace(const Kernel<Params>* table, int count, const Params* params, int6
   const Kernel<Params>* kernel = nullptr;
   if (const int code = find(table, count, *params, &kernel, message, capacity)) return code;
   *bytes = kernel->workspace_bytes(*params);
+  return 0;
+}
+
+// What flashmask_sm80_describe says of the kernel that params would run.
+template <class Params>
+int describe(const Kernel<Params>* table, int count, const Params& params, char* message, size_t capacity) {
+  const Kernel<Params>* kernel = nullptr;
+  if (const int code = find(table, count, params, &kernel, message, capacity)) return code;
+  write(message, capacity,
+        "%d query rows x %d key columns a tile, head dims up to %d and %d, %zu bytes of shared memory",
+        kernel->block_m, kernel->block_n, kernel->head_dim, kernel->head_dim_v, kernel->smem_bytes);
   return 0;
 }
 
@@ -109,4 +120,24 @@ int flashmask_sm80_backward_workspace(const flashmask::BackwardParams* params, i
 int flashmask_sm80_backward(const flashmask::BackwardParams* params, char* message, size_t capacity) {
   const auto table = kernel_table();
   return flashmask::sm80::launch(table.backward, table.backward_count, params, message, capacity);
+}
+
+int flashmask_sm80_describe(int32_t backward, flashmask::DType dtype, int32_t head_dim, int32_t head_dim_v,
+                            int32_t dropout, int32_t deterministic, char* message, size_t capacity) {
+  const auto table = kernel_table();
+  const int64_t seed_offset[2] = {0, 0};
+  const auto fill = [&](auto params) {
+    params.dtype = dtype;
+    params.shape.head_dim = head_dim;
+    params.shape.head_dim_v = head_dim_v;
+    params.dropout.seed_offset = dropout != 0 ? seed_offset : nullptr;
+    return params;
+  };
+  if (backward == 0) {
+    return flashmask::sm80::describe(table.forward, table.forward_count, fill(flashmask::ForwardParams{}),
+                                     message, capacity);
+  }
+  auto params = fill(flashmask::BackwardParams{});
+  params.deterministic = deterministic;
+  return flashmask::sm80::describe(table.backward, table.backward_count, params, message, capacity);
 }

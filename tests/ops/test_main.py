@@ -95,9 +95,8 @@ def test_info(capsys):
             0,
             "D=64, Dv=64, bfloat16 on cpu: cpu (tensors on a CPU; sums in float32)",
         ),
-        ("1,5,0,8,8,64,32", "cpu", 0, "Dv=32, bfloat16 on cpu: cpu (there is no key: zeros, and lse -inf)"),
+        ("1,5,0,8,8,64,32", "cpu", 0, "Dv=32, bfloat16 on cpu: none needed (there is no key: zeros, and"),
         ("1,0,7,8,8,64", "cpu", 0, "none needed (there is no query row"),
-        ("1,64,64,8,8,64", "gpu", 1, "bfloat16 on gpu: NO KERNEL (this package has no CUDA kernels yet"),
     ],
 )
 def test_info_says_which_kernel_would_run(capsys, shape, device, status, line):
@@ -105,6 +104,36 @@ def test_info_says_which_kernel_would_run(capsys, shape, device, status, line):
     actual, out = run(capsys, "info", "--shape", shape, "--dtype", "bfloat16", "--device", device)
     assert actual == status
     assert line in out
+
+
+CUDA_KERNELS = ("sm80_forward_d64_bf16", "sm80_backward_d64_bf16", "sm80_forward_d192_128_fp16")
+
+
+@pytest.mark.parametrize(
+    ("kernels", "shape", "dtype", "status", "reason"),
+    [
+        ((), "1,64,64,8,8,64", "bfloat16", 1, "NO KERNEL (this build has no CUDA kernels; move the tensors"),
+        (CUDA_KERNELS, "1,64,64,8,8,64", "float32", 1, "NO KERNEL (CUDA kernels take float16 and bfloat16)"),
+        (CUDA_KERNELS, "1,64,64,8,8,64,60", "float16", 1, "NO KERNEL (CUDA kernels take head dims that are"),
+        (CUDA_KERNELS, "1,64,64,8,8,256", "float16", 1, "NO KERNEL (too wide)"),
+        (CUDA_KERNELS, "1,64,64,8,8,64", "float16", 0, "gpu: sm80 (forward: tiles; backward: tiles)"),
+    ],
+)
+def test_info_says_which_cuda_kernel_would_run(capsys, monkeypatch, kernels, shape, dtype, status, reason):
+    pytest.importorskip("paddle")
+    from paddle_flashmask import _ops
+
+    def describe(dtype, head_dim, head_dim_v, *, backward):
+        return (True, "tiles") if head_dim <= 192 else (False, "too wide")
+
+    monkeypatch.setattr(_ops, "cuda_kernels", lambda: kernels)
+    monkeypatch.setattr(_ops, "cuda_targets", lambda: ("80", "90"))
+    monkeypatch.setattr(_ops, "describe_cuda_kernel", describe)
+    actual, out = run(capsys, "info", "--shape", shape, "--dtype", dtype, "--device", "gpu")
+    assert actual == status
+    assert reason in out
+    built = "sm80, for compute capability 80, 90; head dims up to 64, 192/128" if kernels else "none built"
+    assert f"CUDA kernels      {built}\n" in out
 
 
 def test_info_without_operators_says_how_to_build_them(capsys, monkeypatch):

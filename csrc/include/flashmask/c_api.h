@@ -32,6 +32,12 @@ FLASHMASK_API int flashmask_sm80_backward_workspace(const flashmask::BackwardPar
 FLASHMASK_API int flashmask_sm80_backward(const flashmask::BackwardParams* params, char* message,
                                           size_t capacity);
 
+// Says which of the built kernels the current device would run, in `message`; what is not said is as in
+// production. Returns nonzero, and why, if there is none.
+FLASHMASK_API int flashmask_sm80_describe(int32_t backward, flashmask::DType dtype, int32_t head_dim,
+                                          int32_t head_dim_v, int32_t dropout, int32_t deterministic,
+                                          char* message, size_t capacity);
+
 // For tests: kinds [Bm, Hm, ceil(Sq / block_m), ceil(Sk / block_n)] receives each tile's TileKind (0 masked,
 // 1 partial, 2 unmasked) as forward's scan or backward's row runs see it. block_n in {32, 64, 128}. Returns a
 // cudaError_t.
