@@ -65,16 +65,21 @@ cudaError_t launch_backward(const BackwardParams& params) {
     error = cudaMemsetAsync(workspace + plan.dq, 0, plan.total - plan.dq, stream);
     if (error != cudaSuccess) return error;
   }
-  backward_before_kernel<Config><<<row_blocks, 128, 0, stream>>>(params, arguments.rows);
+  if (row_blocks > 0) {
+    backward_before_kernel<Config><<<row_blocks, 128, 0, stream>>>(params, arguments.rows);
+  }
 
   constexpr int kSmemBytes = sizeof(typename Config::Smem);
   error =
       cudaFuncSetAttribute(backward_kernel<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (error != cudaSuccess) return error;
   const int64_t blocks = int64_t{arguments.column_tiles} * shape.heads_k * shape.batch;
-  backward_kernel<Config><<<static_cast<unsigned>(blocks), Config::kThreads, kSmemBytes, stream>>>(arguments);
+  if (blocks > 0) {
+    backward_kernel<Config>
+        <<<static_cast<unsigned>(blocks), Config::kThreads, kSmemBytes, stream>>>(arguments);
+  }
 
-  if (wants_dq) {
+  if (wants_dq && row_blocks > 0) {
     constexpr int kTileBytes = Config::QTile::kBytes;
     error = cudaFuncSetAttribute(backward_after_kernel<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  kTileBytes);

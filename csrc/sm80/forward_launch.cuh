@@ -22,11 +22,13 @@ cudaError_t launch_forward(const ForwardParams& params) {
   cudaError_t error = launch_mask_prepass(mask, params.shape, arguments.mask, stream);
   if (error != cudaSuccess) return error;
 
+  const int64_t blocks = int64_t{arguments.row_tiles} * params.shape.heads_q * params.shape.batch;
+  if (blocks == 0) return cudaSuccess;
+
   constexpr int kSmemBytes = sizeof(typename Config::Smem);
   error =
       cudaFuncSetAttribute(forward_kernel<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (error != cudaSuccess) return error;
-  const int64_t blocks = int64_t{arguments.row_tiles} * params.shape.heads_q * params.shape.batch;
   forward_kernel<Config><<<static_cast<unsigned>(blocks), Config::kThreads, kSmemBytes, stream>>>(arguments);
   return cudaGetLastError();
 }

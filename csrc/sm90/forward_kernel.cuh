@@ -10,6 +10,8 @@
 
 namespace flashmask::sm90 {
 
+inline constexpr int kMaxSmemBytes = 232448;
+
 template <typename Element_, int kHeadDim_, int kHeadDimV_, int kConsumers_, int kBlockN_, int kStages_,
           bool kDense_>
 struct ForwardConfig {
@@ -32,7 +34,7 @@ struct ForwardConfig {
   using QTile = Operand<kBlockM, kHeadDim>;
   using KTile = Operand<kBlockN, kHeadDim>;
   using VTile = Operand<kBlockN, kHeadDimV>;
-  using OTile = Operand<kBlockM, kHeadDimV>;  // a consumer's rows of O take the place of its rows of Q
+  using OTile = Operand<kBlockM, kHeadDimV>;
 
   // One entry of the K ring. `work` is a row tile's number or -1: no more work; `tile` a column tile or -1:
   // no more of them.
@@ -42,16 +44,27 @@ struct ForwardConfig {
     uint32_t touched;  // slots that mask elements of the tile; theirs alone are in Smem::slots
   };
 
+  // Where O has room of its own, Q of the next row tile is fetched while O of this one is finished and
+  // stored. Elsewhere a consumer's rows of O take the place of its rows of Q.
+  static constexpr int kOperandBytes = QTile::kBytes + kStages * (KTile::kBytes + VTile::kBytes);
+  static constexpr int kSlotBytes = kStages * kMaxSlots * kBlockN * static_cast<int>(sizeof(Slot));
+  static constexpr bool kOwnO = kOperandBytes + OTile::kBytes + kSlotBytes + 1024 <= kMaxSmemBytes;
+  static_assert(kOwnO || OTile::kBytes <= QTile::kBytes, "O fits where Q was");
+
   struct alignas(1024) Smem {
-    char q[QTile::kBytes > OTile::kBytes ? QTile::kBytes : OTile::kBytes];
+    char q[QTile::kBytes];
     char k[kStages][KTile::kBytes];
     char v[kStages][VTile::kBytes];
+    char own_o[kOwnO ? OTile::kBytes : 16];
     alignas(128) Slot slots[kStages][kMaxSlots][kBlockN];
     Step steps[kStages];
     Barrier q_full, q_empty;
     Barrier k_full[kStages], k_empty[kStages];
     Barrier v_full[kStages], v_empty[kStages];
+
+    __device__ __forceinline__ char* o() { return kOwnO ? own_o : q; }
   };
+  static_assert(sizeof(Smem) <= kMaxSmemBytes, "Hopper offers a block 227 KB of shared memory");
 };
 
 struct ForwardArguments {
@@ -98,7 +111,7 @@ class Producer {
       : arguments_(arguments), smem_(smem), lane_(lane) {}
 
   __device__ __forceinline__ void run() {
-    int number = take_ticket();
+    int number = __shfl_sync(~0u, take_ticket(), 0);
     while (number < arguments_.work_count) {
       const int next = take_ticket();  // ahead of its use, so that the round trip is hidden
       produce(number);
@@ -108,9 +121,8 @@ class Producer {
   }
 
  private:
-  __device__ __forceinline__ int take_ticket() {
-    return __shfl_sync(~0u, lane_ == 0 ? atomicAdd(arguments_.ticket, 1) : 0, 0);
-  }
+  // Lane 0's value counts.
+  __device__ __forceinline__ int take_ticket() { return lane_ == 0 ? atomicAdd(arguments_.ticket, 1) : 0; }
 
   __device__ __forceinline__ void produce(int number) {
     const Work work(number, arguments_);
@@ -252,6 +264,7 @@ class Consumer {
       if (step.work < 0) break;
       consume(step);
     }
+    if (thread_ == 0) tma_store_wait_read();  // the block's shared memory must outlive its stores
   }
 
  private:
@@ -303,16 +316,24 @@ class Consumer {
         OnlineSoftmax<1>::rescale_rows(output, rescale);
         round(scores, p);
       }
+      finish_list();
       smem_.v_full[v_.index].wait(v_.parity);
       multiply_output(output, p);
       wgmma_wait<0>();
       pin(flat(output));
       release(smem_.v_empty[v_.index]);
       v_.advance();
+    } else {
+      finish_list();
     }
-    release(smem_.k_empty[k_.index]);  // the entry that ended the list
-    k_.advance();
     store(work, softmax, output);
+  }
+
+  // Gives back the entry that ended the list and, if O does not need its place, Q.
+  __device__ __forceinline__ void finish_list() {
+    release(smem_.k_empty[k_.index]);
+    k_.advance();
+    if (Config::kOwnO) release(smem_.q_empty);
   }
 
   template <int kCount>
@@ -390,6 +411,10 @@ class Consumer {
     const int group_row = work.row_tile * Config::kBlockM + group_ * 64;
     float* lse = static_cast<float*>(arguments_.params.lse) +
                  (int64_t{work.batch} * shape.heads_q + work.head) * shape.seqlen_q;
+    if (Config::kOwnO) {  // the row tile before must have been read
+      if (thread_ == 0) tma_store_wait_read();
+      named_barrier_sync(kGroupBarrier + group_, 128);
+    }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float sum = softmax.total(0, h);
@@ -399,7 +424,7 @@ class Consumer {
         lse[group_row + row] = softmax.lse(0, h, sum, scale_);
 #pragma unroll
       for (int n = 0; n < kO8; ++n) {
-        *reinterpret_cast<uint32_t*>(smem_.q + Config::OTile::offset(group_ * 64 + row, n) + lane % 4 * 4) =
+        *reinterpret_cast<uint32_t*>(smem_.o() + Config::OTile::offset(group_ * 64 + row, n) + lane % 4 * 4) =
             pack<Element>(output[0][n][2 * h] * inverse, output[0][n][2 * h + 1] * inverse);
       }
     }
@@ -407,12 +432,14 @@ class Consumer {
     named_barrier_sync(kGroupBarrier + group_, 128);
     if (thread_ == 0) {
       for (int panel = 0; panel < Config::OTile::kPanels; ++panel) {
-        tma_store(&arguments_.o, smem_.q + panel * Config::OTile::kPanelBytes + group_ * 64 * 128, panel * 64,
-                  group_row, work.head, work.batch);
+        tma_store(&arguments_.o, smem_.o() + panel * Config::OTile::kPanelBytes + group_ * 64 * 128,
+                  panel * 64, group_row, work.head, work.batch);
       }
       tma_store_commit();
-      tma_store_wait_read();
-      smem_.q_empty.arrive();
+      if (!Config::kOwnO) {
+        tma_store_wait_read();
+        smem_.q_empty.arrive();
+      }
     }
   }
 
@@ -435,7 +462,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   const int warp = threadIdx.x / 32;
   if (threadIdx.x == 0) {
     smem.q_full.init(1);
-    smem.q_empty.init(Config::kConsumers);
+    smem.q_empty.init(Config::kOwnO ? 4 * Config::kConsumers : Config::kConsumers);
     for (int stage = 0; stage < Config::kStages; ++stage) {
       smem.k_full[stage].init(1);
       smem.k_empty[stage].init(4 * Config::kConsumers);

@@ -31,6 +31,8 @@ cudaError_t launch_forward(const ForwardParams& params) {
   arguments.mask = carve_mask_tiles(mask, params.visit, shape.seqlen_k, Config::kBlockN,
                                     static_cast<char*>(params.workspace) + kTicketBytes);
 
+  if (arguments.work_count == 0) return cudaSuccess;
+
   cudaError_t error = encode_tensor_map(&arguments.q, params.q, params.dtype, shape.batch, shape.seqlen_q,
                                         shape.heads_q, shape.head_dim, 64);
   if (error != cudaSuccess) return error;
@@ -55,7 +57,6 @@ cudaError_t launch_forward(const ForwardParams& params) {
   error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
   if (error != cudaSuccess) return error;
   constexpr int kSmemBytes = sizeof(typename Config::Smem);
-  static_assert(kSmemBytes <= 232448, "Hopper offers a block 227 KB of shared memory");
   error =
       cudaFuncSetAttribute(forward_kernel<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (error != cudaSuccess) return error;
