@@ -106,8 +106,8 @@ def run(
 def assert_matches(actual: Mapping[str, torch.Tensor], problem: Problem, name: str) -> None:
     """``helpers.assert_matches_reference`` for each of the results.
 
-    All errors of a row's gradients may come from one rounding, that of out, so a few rows are too few to tell
-    what precision costs: the plain implementation may round luckily. So short problems are given to it several
+    All errors of a row's gradients may come from one rounding, that of out, so a few rows are too few to
+    tell what precision costs: the plain implementation may be lucky. Short problems are given to it several
     times, with shifted grids of values to round to, and of each value's errors the largest counts.
     """
     reference = reference_results(problem)._asdict()

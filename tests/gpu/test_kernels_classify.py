@@ -38,7 +38,10 @@ def assert_classified(
     options = Options(indices=None if indices is None else torch.from_numpy(indices).cuda(), causal=causal)
     for backward in (False, True):
         kinds = kernels.classify(*seqlens, options, *tile, backward=backward).cpu().numpy()
-        np.testing.assert_array_equal(kinds, expected, err_msg=f"backward={backward}")
+        # A mask that needs no indices has one plane for all samples and heads.
+        np.testing.assert_array_equal(
+            np.broadcast_to(kinds, expected.shape), expected, err_msg=f"backward={backward}"
+        )
 
 
 def assert_mask_classified(kernels: Kernels, mask: ColumnMask, tile: tuple[int, int]) -> None:
@@ -104,8 +107,9 @@ def slots_as_given(indices: np.ndarray, causal: bool, seqlen_q: int) -> Slots:
 
 @pytest.mark.parametrize("name", registry.names())
 def test_more_than_131072_tokens(kernels: Kernels, name: str) -> None:
-    tile = (64, 32)
-    assert tile in TILES
+    narrowest = min(block_n for _, block_n in TILES)
+    tile = max(tile for tile in TILES if tile[1] == narrowest)
+    assert 140_001 > 4096 * narrowest
     assert_mask_classified(kernels, registry.make(name, 140_001), tile)
 
 

@@ -235,9 +235,9 @@ def test_dropout_drops_the_fraction_asked_for(kernels: Kernels, seed: int, p: fl
     x = make_problem(seed, dtype="float16", seqlen_q=4096, heads_q=2, head_dim=32, options=options)
     x.v.fill_(1.0)
     out, _ = kernels.forward(x.q, x.k, x.v, options)
-    # An output is kept / (Sk * (1 - p)). Five standard deviations, and p's own rounding to 1/65536.
+    # An output is kept / (Sk * (1 - p)). Five standard deviations, and what rounding it to float16 may do.
     kept = out[..., 0].double().mean().item() * (1 - p)
-    assert abs(kept - (1 - p)) < 5 * (p * (1 - p) / (2 * 4096 * 4096)) ** 0.5 + 2**-16
+    assert abs(kept - (1 - p)) < 5 * (p * (1 - p) / (2 * 4096 * 4096)) ** 0.5 + 2**-12
 
 
 def test_samples_heads_and_offsets_drop_differently(kernels: Kernels, seed: int) -> None:
