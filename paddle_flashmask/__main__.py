@@ -150,7 +150,7 @@ def _choose_cuda_kernel(dtype: str, head_dim: int, head_dim_v: int) -> tuple[str
         if not found:
             return None, text
         parts.append(f"{name}: {text}")
-    return "sm80", "; ".join(parts)
+    return "CUDA", "; ".join(parts)
 
 
 def _cuda_kernels() -> str:

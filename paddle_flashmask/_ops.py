@@ -69,7 +69,8 @@ def describe_cuda_kernel(dtype: str, head_dim: int, head_dim_v: int, *, backward
     """Whether the current CUDA device has a kernel for these, and which, or why not."""
     load_operators()
     text = ctypes.create_string_buffer(512)
-    missing = ctypes.CDLL(str(_LIBRARY)).flashmask_sm80_describe(
+    missing = ctypes.CDLL(str(_LIBRARY)).flashmask_cuda_describe(
+        0,  # the best family
         *(int(backward), _DTYPES.index(dtype), head_dim, head_dim_v),
         *(0, 0),  # neither dropout nor deterministic
         *(text, ctypes.c_size_t(len(text))),

@@ -27,11 +27,19 @@ OUTPUT = ROOT / "csrc" / "instantiations"
 DTYPES = {"bf16": ("__nv_bfloat16", "DType::kBFloat16"), "fp16": ("__half", "DType::kFloat16")}
 # In the order of the Config template's parameters.
 TILES = {
-    "forward": ("block_m", "block_n", "warps"),
-    "backward": ("block_m", "block_n", "warps", "score_rows", "grad_rows", "query_rows", "stages"),
+    ("sm80", "forward"): ("block_m", "block_n", "warps"),
+    ("sm80", "backward"): (
+        *("block_m", "block_n", "warps", "score_rows", "grad_rows", "query_rows", "stages"),
+    ),
+    ("sm90", "forward"): ("consumers", "block_n", "stages"),
 }
-FLAGS = {"forward": ("dropout", "dense"), "backward": ("dropout", "deterministic", "dense")}
-ARCHITECTURES = ("sm80",)
+FLAGS = {
+    ("sm80", "forward"): ("dropout", "dense"),
+    ("sm80", "backward"): ("dropout", "deterministic", "dense"),
+    ("sm90", "forward"): ("dense",),
+}
+KINDS = ("forward", "backward")
+ARCHITECTURES = ("sm80", "sm90")
 NOTE = "// Written by scripts/generate_instantiations.py from configs/kernels.toml; edit that.\n"
 
 
@@ -56,13 +64,13 @@ class Unit:
         return f"{self.architecture}_{self.name}.cu"
 
 
-def flags_of(kind: str, variant: str) -> tuple[str, ...]:
+def flags_of(key: tuple[str, str], variant: str) -> tuple[str, ...]:
     """The Config template's boolean arguments for a variant such as ``dropout+deterministic``."""
     wanted = set() if variant == "plain" else set(variant.split("+"))
-    unknown = wanted - set(FLAGS[kind])
+    unknown = wanted - set(FLAGS[key])
     if unknown:
-        raise ValueError(f"{kind}: unknown variant {variant!r}; known: plain and {', '.join(FLAGS[kind])}")
-    return tuple("true" if flag in wanted else "false" for flag in FLAGS[kind])
+        raise ValueError(f"{key}: unknown variant {variant!r}; known: plain and {', '.join(FLAGS[key])}")
+    return tuple("true" if flag in wanted else "false" for flag in FLAGS[key])
 
 
 def entries(config: dict[str, Any]) -> dict[Unit, list[str]]:
@@ -72,23 +80,24 @@ def entries(config: dict[str, Any]) -> dict[Unit, list[str]]:
     for architecture in ARCHITECTURES:
         kinds = config[architecture]
         for kind, kernels in kinds.items():
-            if kind not in TILES:
-                raise ValueError(f"{architecture}: unknown kernel {kind!r}; known: {', '.join(TILES)}")
+            key = (architecture, kind)
+            if key not in TILES:
+                raise ValueError(f"unknown kernels {key}; known: {', '.join(map(str, TILES))}")
             for kernel in kernels:
                 if set(kernel) != {"head_dim", "tiles", "variants"}:
                     raise ValueError(
                         f"{architecture}.{kind}: keys are head_dim, tiles, variants; got {sorted(kernel)}"
                     )
-                if set(kernel["tiles"]) != set(TILES[kind]):
+                if set(kernel["tiles"]) != set(TILES[key]):
                     raise ValueError(
-                        f"{architecture}.{kind}: tiles are {TILES[kind]}; got {sorted(kernel['tiles'])}"
+                        f"{architecture}.{kind}: tiles are {TILES[key]}; got {sorted(kernel['tiles'])}"
                     )
                 d, dv = kernel["head_dim"]
-                numbers = [d, dv, *(kernel["tiles"][key] for key in TILES[kind])]
+                numbers = [d, dv, *(kernel["tiles"][name] for name in TILES[key])]
                 for dtype in dtypes:
                     unit = units.setdefault(Unit(architecture, kind, (d, dv), dtype), [])
                     for variant in kernel["variants"]:
-                        arguments = [DTYPES[dtype][0], *map(str, numbers), *flags_of(kind, variant)]
+                        arguments = [DTYPES[dtype][0], *map(str, numbers), *flags_of(key, variant)]
                         unit.append(", ".join(arguments))
     return units
 
@@ -111,7 +120,7 @@ def source(unit: Unit, kernels: list[str]) -> str:
 def table(architecture: str, units: dict[Unit, list[str]]) -> str:
     """The text of an architecture's kernel_table()."""
     declarations, lists = [], []
-    for kind in TILES:
+    for kind in KINDS:
         title = kind.capitalize()
         mine = [(u, k) for u, k in units.items() if u.kind == kind]
         declarations += [f"extern const {title}Kernel {u.name}[{len(k)}];\n" for u, k in mine]
@@ -121,7 +130,7 @@ def table(architecture: str, units: dict[Unit, list[str]]) -> str:
             f"    return all;\n  }}();\n"
         )
     return (
-        f'{NOTE}#include <vector>\n\n#include "{architecture}/kernel_table.h"\n\n'
+        f'{NOTE}#include <vector>\n\n#include "common/kernel_table.h"\n\n'
         f"namespace flashmask::{architecture} {{\n\n{''.join(declarations)}\n"
         "namespace {\n\n"
         "template <class Kernel, int kCount>\n"

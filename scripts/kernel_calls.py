@@ -137,13 +137,20 @@ def classify_params(seqlen_q: int, seqlen_k: int, options: Options, stream: int)
     )
 
 
-class CudaLibrary:
-    """The functions of a library built by scripts/build_kernels.py --cuda; ``family`` names the kernels."""
+# Of csrc/include/flashmask/c_api.h.
+FAMILIES = {"cuda": 0, "sm80": 80, "sm90": 90}
 
-    def __init__(self, path: Path | str, family: str = "sm80"):
+
+class CudaLibrary:
+    """The functions of a library built by scripts/build_kernels.py --cuda.
+
+    ``family`` is sm80, sm90, or cuda: the best that the device can run.
+    """
+
+    def __init__(self, path: Path | str, family: str = "cuda"):
         self._library = ctypes.CDLL(str(path))
         self._library.flashmask_cuda_classify_workspace.restype = ctypes.c_int64
-        self._family = family
+        self._family = FAMILIES[family]
 
     def workspace_bytes(self, params: ForwardParams | BackwardParams) -> int:
         """How much device memory a call needs; raises KernelError."""
@@ -169,8 +176,8 @@ class CudaLibrary:
 
     def _call(self, name: str, *arguments: Any) -> None:
         message = ctypes.create_string_buffer(1024)
-        function = getattr(self._library, f"flashmask_{self._family}_{name}")
-        if function(*arguments, message, ctypes.c_size_t(len(message))):
+        function = getattr(self._library, f"flashmask_cuda_{name}")
+        if function(self._family, *arguments, message, ctypes.c_size_t(len(message))):
             raise KernelError(message.value.decode())
 
 

@@ -43,16 +43,46 @@ def link_flags() -> list[str]:
     return ["-pthread"]
 
 
+OPERATOR_SOURCE = "csrc/paddle/flashmask_op.cc"
+
+
+def operator_flags(paddle_include: Path, *, with_cuda: bool) -> list[str]:
+    """Return the C++ compiler's flags for OPERATOR_SOURCE, the one that includes Paddle's headers.
+
+    Python's headers are not needed, and without them it compiles in a third of the time. Its symbols stay
+    visible for Paddle. With CUDA, whose headers the caller adds, it stays a host source: all that Paddle's
+    headers take from Thrust is a complex number.
+    """
+    defines = ["_GLIBCXX_USE_CXX11_ABI=1", "PADDLE_WITH_CUSTOM_KERNEL", "PADDLE_NO_PYTHON"]
+    if with_cuda:
+        defines += ["PADDLE_WITH_CUDA", "THRUST_DEVICE_SYSTEM=THRUST_DEVICE_SYSTEM_CPP"]
+    folders = (
+        paddle_include,
+        paddle_include / "third_party",
+        paddle_include / "paddle/phi/api/include/compat",
+    )
+    return [
+        *("-std=c++17", "-O2", "-w"),  # -w: Paddle's headers warn by the thousand
+        *(f"-D{define}" for define in defines),
+        *(f"-I{folder}" for folder in folders if folder.is_dir()),
+    ]
+
+
 # What the CUDA kernels are compiled for. Code for 8.0 also runs on 8.6 and 8.9; PTX serves what follows 9.0.
 CUDA_TARGETS = {
     "80": "-gencode=arch=compute_80,code=sm_80",
     "90": "-gencode=arch=compute_90,code=[sm_90,compute_90]",
 }
+HOPPER_TARGET = "-gencode=arch=compute_90a,code=sm_90a"
 
 
 def cuda_sources() -> list[str]:
     """Return the sources of the CUDA kernels but for the generated ones, relative to the root."""
-    return ["csrc/common/classify.cu", "csrc/common/mask_prepass.cu", "csrc/sm80/c_api.cc"]
+    return [
+        *("csrc/common/c_api.cc", "csrc/common/dispatch.cc"),
+        *("csrc/common/classify.cu", "csrc/common/mask_prepass.cu"),
+        "csrc/sm90/tensor_map.cc",
+    ]
 
 
 def cuda_instantiations() -> list[str]:
@@ -63,7 +93,7 @@ def cuda_instantiations() -> list[str]:
 
 def cuda_headers() -> list[str]:
     """Return every header the CUDA sources may include, relative to the root."""
-    folders = [ROOT / name for name in ("csrc/include", "csrc/common", "csrc/sm80")]
+    folders = [ROOT / name for name in ("csrc/include", "csrc/common", "csrc/sm80", "csrc/sm90")]
     paths = (path for folder in folders for path in folder.rglob("*") if path.suffix in (".h", ".cuh"))
     return sorted(path.relative_to(ROOT).as_posix() for path in paths)
 
@@ -74,6 +104,9 @@ def nvcc_flags(source: str, targets: Iterable[str] = tuple(CUDA_TARGETS)) -> lis
     ptxas schedules the backward kernels best at its lowest level: above it, it fetches operands so early that
     the accumulators' registers spill (measured on an H200: docs/kernel-notes.md).
     """
-    level = ["-Xptxas", "-O1"] if "backward" in Path(source).name else []
+    level = ["-Xptxas", "-O1"] if Path(source).name.startswith("sm80_backward") else []
     host = ["-Xcompiler", "-fPIC,-fvisibility=hidden"]
-    return ["-std=c++17", "-O3", *host, *level, *(CUDA_TARGETS[target] for target in targets)]
+    # The Hopper kernels use what only sm_90a has.
+    hopper = Path(source).name.startswith("sm90_")
+    code = [HOPPER_TARGET] if hopper else [CUDA_TARGETS[target] for target in targets]
+    return ["-std=c++17", "-O3", *host, *level, *code]

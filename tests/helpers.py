@@ -252,9 +252,11 @@ def plain_attention(
         row_sum = p.sum(axis=1, keepdims=True)
         with np.errstate(divide="ignore"):
             lse[b, h] = (row_max + np.log(row_sum))[:, 0]
-        p /= np.where(row_sum == 0.0, wide(1.0), row_sum)
+        row_sum = np.where(row_sum == 0.0, wide(1.0), row_sum)
+        # Divided by the sum at the end, as kernels do: rounding P / sum instead makes saturated rows exact by luck.
+        out[b, :, h] = round_to(round_to(drop(p), dtype) @ v[b, :, h] / row_sum, dtype)
+        p /= row_sum
         dropped = round_to(drop(p), dtype)
-        out[b, :, h] = round_to(dropped @ v[b, :, h], dtype)
 
         dp = drop(dout[b, :, h] @ v[b, :, h].T)
         delta = (dout[b, :, h] * out[b, :, h]).sum(axis=1) - x.dlse[b, h].astype(wide)

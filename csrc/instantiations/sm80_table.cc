@@ -1,7 +1,7 @@
 // Written by scripts/generate_instantiations.py from configs/kernels.toml; edit that.
 #include <vector>
 
-#include "sm80/kernel_table.h"
+#include "common/kernel_table.h"
 
 namespace flashmask::sm80 {
 

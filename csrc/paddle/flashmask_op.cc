@@ -238,22 +238,24 @@ template <typename Params>
 struct Entries {
   int (*cpu)(const Params*, char*, size_t);
 #ifdef PADDLE_WITH_CUDA
-  int (*cuda_workspace)(const Params*, int64_t*, char*, size_t);
-  int (*cuda)(const Params*, char*, size_t);
+  int (*cuda_workspace)(int32_t, const Params*, int64_t*, char*, size_t);
+  int (*cuda)(int32_t, const Params*, char*, size_t);
 #endif
 };
 
 #ifdef PADDLE_WITH_CUDA
-constexpr Entries<ForwardParams> kForward{flashmask_cpu_forward, flashmask_sm80_forward_workspace,
-                                          flashmask_sm80_forward};
-constexpr Entries<BackwardParams> kBackward{flashmask_cpu_backward, flashmask_sm80_backward_workspace,
-                                            flashmask_sm80_backward};
+constexpr Entries<ForwardParams> kForward{flashmask_cpu_forward, flashmask_cuda_forward_workspace,
+                                          flashmask_cuda_forward};
+constexpr Entries<BackwardParams> kBackward{flashmask_cpu_backward, flashmask_cuda_backward_workspace,
+                                            flashmask_cuda_backward};
 #else
 constexpr Entries<ForwardParams> kForward{flashmask_cpu_forward};
 constexpr Entries<BackwardParams> kBackward{flashmask_cpu_backward};
 #endif
 
 #ifdef PADDLE_WITH_CUDA
+constexpr int32_t kBestFamily = 0;  // of c_api.h
+
 template <typename Params>
 void launch_cuda(const paddle::Tensor& q, Params params, const Entries<Params>& entries) {
   const flashmask::Shape& shape = params.shape;
@@ -265,7 +267,7 @@ void launch_cuda(const paddle::Tensor& q, Params params, const Entries<Params>& 
   }
   char message[512] = "";
   int64_t bytes = 0;
-  if (entries.cuda_workspace(&params, &bytes, message, sizeof(message)) != 0) {
+  if (entries.cuda_workspace(kBestFamily, &params, &bytes, message, sizeof(message)) != 0) {
     PD_THROW("flashmask: ", message);
   }
   // Paddle's allocator reuses it for work that this stream does later, so it may be released on return. Not
@@ -273,7 +275,7 @@ void launch_cuda(const paddle::Tensor& q, Params params, const Entries<Params>& 
   paddle::Tensor workspace = paddle::empty({std::max<int64_t>(bytes, 1)}, paddle::DataType::UINT8, q.place());
   params.workspace = workspace.data();
   params.stream = q.stream();
-  if (entries.cuda(&params, message, sizeof(message)) != 0) PD_THROW("flashmask: ", message);
+  if (entries.cuda(kBestFamily, &params, message, sizeof(message)) != 0) PD_THROW("flashmask: ", message);
 }
 #endif
 

@@ -1,9 +1,9 @@
 // Host side of backward: workspace plan, row statistics, pre-pass, main kernel, dQ conversion.
 #pragma once
 
+#include "common/kernel_table.h"
 #include "common/mask_prepass.h"
 #include "sm80/backward_kernel.cuh"
-#include "sm80/kernel_table.h"
 
 namespace flashmask::sm80 {
 

@@ -1,9 +1,9 @@
 // Host side of the forward kernel: workspace plan, pre-pass, launch.
 #pragma once
 
+#include "common/kernel_table.h"
 #include "common/mask_prepass.h"
 #include "sm80/forward_kernel.cuh"
-#include "sm80/kernel_table.h"
 
 namespace flashmask::sm80 {
 

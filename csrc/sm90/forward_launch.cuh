@@ -3,8 +3,8 @@
 
 #include <algorithm>
 
+#include "common/kernel_table.h"
 #include "common/mask_prepass.h"
-#include "sm80/kernel_table.h"
 #include "sm90/forward_kernel.cuh"
 #include "sm90/tensor_map.h"
 
@@ -63,6 +63,21 @@ cudaError_t launch_forward(const ForwardParams& params) {
   const int blocks = std::min(multiprocessors, arguments.work_count);
   forward_kernel<Config><<<blocks, Config::kThreads, kSmemBytes, stream>>>(arguments);
   return cudaGetLastError();
+}
+
+template <class Config>
+constexpr ForwardKernel describe_forward(DType dtype) {
+  ForwardKernel kernel{};
+  kernel.dtype = dtype;
+  kernel.head_dim = Config::kHeadDim;
+  kernel.head_dim_v = Config::kHeadDimV;
+  kernel.dense = Config::kDense;
+  kernel.block_m = Config::kBlockM;
+  kernel.block_n = Config::kBlockN;
+  kernel.smem_bytes = sizeof(typename Config::Smem);
+  kernel.workspace_bytes = forward_workspace_bytes<Config>;
+  kernel.launch = launch_forward<Config>;
+  return kernel;
 }
 
 }  // namespace flashmask::sm90

@@ -48,7 +48,10 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--kernels", default="sm80", help="which of ours: flashmask_<this>_forward, ...")
+    families = ["sm80", "sm90", "cuda"]
+    parser.add_argument(
+        "--kernels", default="cuda", choices=families, help="which of ours; cuda: the best on the device"
+    )
     parser.add_argument("--peers", nargs="*", default=[], choices=list(PEER_NAMES))
     parser.add_argument("--masks", nargs="*", default=list(TWELVE), choices=TWELVE)
     parser.add_argument("--lengths", nargs="+", type=int, default=list(LENGTHS))

@@ -116,7 +116,7 @@ CUDA_KERNELS = ("sm80_forward_d64_bf16", "sm80_backward_d64_bf16", "sm80_forward
         (CUDA_KERNELS, "1,64,64,8,8,64", "float32", 1, "NO KERNEL (CUDA kernels take float16 and bfloat16)"),
         (CUDA_KERNELS, "1,64,64,8,8,64,60", "float16", 1, "NO KERNEL (CUDA kernels take head dims that are"),
         (CUDA_KERNELS, "1,64,64,8,8,256", "float16", 1, "NO KERNEL (too wide)"),
-        (CUDA_KERNELS, "1,64,64,8,8,64", "float16", 0, "gpu: sm80 (forward: tiles; backward: tiles)"),
+        (CUDA_KERNELS, "1,64,64,8,8,64", "float16", 0, "gpu: CUDA (forward: tiles; backward: tiles)"),
     ],
 )
 def test_info_says_which_cuda_kernel_would_run(capsys, monkeypatch, kernels, shape, dtype, status, reason):

@@ -21,22 +21,23 @@ FLASHMASK_API int flashmask_cpu_forward(const flashmask::ForwardParams* params, 
 FLASHMASK_API int flashmask_cpu_backward(const flashmask::BackwardParams* params, char* message,
                                          size_t capacity);
 
-// Device kernels: *_workspace says how many bytes of device memory params->workspace must offer (256-byte
-// aligned). They launch to params->stream on the current device and do not synchronise.
-FLASHMASK_API int flashmask_sm80_forward_workspace(const flashmask::ForwardParams* params, int64_t* bytes,
-                                                   char* message, size_t capacity);
-FLASHMASK_API int flashmask_sm80_forward(const flashmask::ForwardParams* params, char* message,
-                                         size_t capacity);
-FLASHMASK_API int flashmask_sm80_backward_workspace(const flashmask::BackwardParams* params, int64_t* bytes,
-                                                    char* message, size_t capacity);
-FLASHMASK_API int flashmask_sm80_backward(const flashmask::BackwardParams* params, char* message,
-                                          size_t capacity);
+// Device kernels, of a family: 0 the best of those that the current device can run, 80 the portable ones, 90
+// those for Hopper. *_workspace says how many bytes of device memory params->workspace must offer (256-byte
+// aligned). The passes launch to params->stream on the current device and do not synchronise.
+FLASHMASK_API int flashmask_cuda_forward_workspace(int32_t family, const flashmask::ForwardParams* params,
+                                                   int64_t* bytes, char* message, size_t capacity);
+FLASHMASK_API int flashmask_cuda_forward(int32_t family, const flashmask::ForwardParams* params,
+                                         char* message, size_t capacity);
+FLASHMASK_API int flashmask_cuda_backward_workspace(int32_t family, const flashmask::BackwardParams* params,
+                                                    int64_t* bytes, char* message, size_t capacity);
+FLASHMASK_API int flashmask_cuda_backward(int32_t family, const flashmask::BackwardParams* params,
+                                          char* message, size_t capacity);
 
 // Says which of the built kernels the current device would run, in `message`; what is not said is as in
 // production. Returns nonzero, and why, if there is none.
-FLASHMASK_API int flashmask_sm80_describe(int32_t backward, flashmask::DType dtype, int32_t head_dim,
-                                          int32_t head_dim_v, int32_t dropout, int32_t deterministic,
-                                          char* message, size_t capacity);
+FLASHMASK_API int flashmask_cuda_describe(int32_t family, int32_t backward, flashmask::DType dtype,
+                                          int32_t head_dim, int32_t head_dim_v, int32_t dropout,
+                                          int32_t deterministic, char* message, size_t capacity);
 
 // For tests: kinds [Bm, Hm, ceil(Sq / block_m), ceil(Sk / block_n)] receives each tile's TileKind (0 masked,
 // 1 partial, 2 unmasked) as forward's scan or backward's row runs see it. block_n in {32, 64, 128}. Returns a

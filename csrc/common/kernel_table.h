@@ -8,7 +8,7 @@
 
 #include "flashmask/params.h"
 
-namespace flashmask::sm80 {
+namespace flashmask {
 
 template <class Params>
 struct Kernel {
@@ -28,7 +28,8 @@ struct Kernel {
 using ForwardKernel = Kernel<ForwardParams>;
 using BackwardKernel = Kernel<BackwardParams>;
 
-// Every kernel of the build, the preferred one of equals first (instantiations/, generated).
+// Every kernel of an architecture that was built, the preferred one of equals first (instantiations/,
+// generated).
 struct KernelTable {
   const ForwardKernel* forward;
   int forward_count;
@@ -36,6 +37,11 @@ struct KernelTable {
   int backward_count;
 };
 
+namespace sm80 {
 KernelTable kernel_table();
+}
+namespace sm90 {
+KernelTable kernel_table();
+}
 
-}  // namespace flashmask::sm80
+}  // namespace flashmask

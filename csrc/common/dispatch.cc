@@ -1,0 +1,158 @@
+#include "common/dispatch.h"
+
+#include <cstdarg>
+#include <cstdio>
+
+namespace flashmask {
+namespace {
+
+struct Device {
+  int major;
+  size_t smem_limit;  // bytes a block may have
+};
+
+// A kernel and the family it comes from.
+template <class Params>
+struct Choice {
+  const Kernel<Params>* kernel;
+  Family family;
+};
+
+void write(char* message, size_t capacity, const char* format, ...) {
+  if (message == nullptr || capacity == 0) return;
+  va_list arguments;
+  va_start(arguments, format);
+  vsnprintf(message, capacity, format, arguments);
+  va_end(arguments);
+}
+
+int fail(char* message, size_t capacity, const char* what, cudaError_t error) {
+  write(message, capacity, "%s: %s (%s)", what, cudaGetErrorString(error), cudaGetErrorName(error));
+  return 1;
+}
+
+cudaError_t current_device(Device* out) {
+  int device = 0, smem_limit = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error == cudaSuccess)
+    error = cudaDeviceGetAttribute(&out->major, cudaDevAttrComputeCapabilityMajor, device);
+  if (error == cudaSuccess) {
+    error = cudaDeviceGetAttribute(&smem_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
+  }
+  out->smem_limit = static_cast<size_t>(smem_limit);
+  return error;
+}
+
+const char* name(Family family) { return family == Family::kSm90 ? "sm_90" : "sm_80"; }
+
+bool is_deterministic(const ForwardParams&) {
+  return false;
+}  // forward has no other way, its kernels do not say so
+bool is_deterministic(const BackwardParams& params) { return params.deterministic != 0; }
+
+// The kernel whose head dims fit most tightly; the table's order decides between equals.
+template <class Params>
+const Kernel<Params>* tightest(const Kernel<Params>* table, int count, const Params& params,
+                               size_t smem_limit) {
+  const Kernel<Params>* best = nullptr;
+  const bool dropout = params.dropout.seed_offset != nullptr;
+  for (int i = 0; i < count; ++i) {
+    const Kernel<Params>& kernel = table[i];
+    if (kernel.dtype != params.dtype || kernel.smem_bytes > smem_limit) continue;
+    if (kernel.dropout != dropout || kernel.deterministic != is_deterministic(params)) continue;
+    if (kernel.dense != (params.visit == Visit::kDense)) continue;
+    if (kernel.head_dim < params.shape.head_dim || kernel.head_dim_v < params.shape.head_dim_v) continue;
+    if (best == nullptr || kernel.head_dim + kernel.head_dim_v < best->head_dim + best->head_dim_v)
+      best = &kernel;
+  }
+  return best;
+}
+
+const ForwardKernel* search(const KernelTable& table, const ForwardParams& params, size_t smem_limit) {
+  return tightest(table.forward, table.forward_count, params, smem_limit);
+}
+
+const BackwardKernel* search(const KernelTable& table, const BackwardParams& params, size_t smem_limit) {
+  return tightest(table.backward, table.backward_count, params, smem_limit);
+}
+
+// Writes why and returns nonzero when there is none.
+template <class Params>
+int choose(Family family, const Params& params, Choice<Params>* choice, char* message, size_t capacity) {
+  Device device{};
+  const cudaError_t error = current_device(&device);
+  if (error != cudaSuccess) return fail(message, capacity, "reading the device's limits", error);
+  *choice = {nullptr, Family::kSm90};
+  if (family != Family::kSm80 && device.major == 9) {
+    choice->kernel = search(sm90::kernel_table(), params, device.smem_limit);
+  }
+  if (choice->kernel == nullptr && family != Family::kSm90) {
+    *choice = {search(sm80::kernel_table(), params, device.smem_limit), Family::kSm80};
+  }
+  if (choice->kernel != nullptr) return 0;
+  write(message, capacity,
+        "no %s kernel was built for dtype %d, head_dim %d, head_dim_v %d, dropout %d, visit mode %d, "
+        "deterministic %d within %zu bytes of shared memory",
+        family == Family::kBest ? "CUDA" : name(family), static_cast<int>(params.dtype),
+        params.shape.head_dim, params.shape.head_dim_v, params.dropout.seed_offset != nullptr,
+        static_cast<int>(params.visit), is_deterministic(params), device.smem_limit);
+  return 1;
+}
+
+template <class Params>
+int workspace_of(Family family, const Params& params, int64_t* bytes, char* message, size_t capacity) {
+  Choice<Params> choice;
+  if (const int code = choose(family, params, &choice, message, capacity)) return code;
+  *bytes = choice.kernel->workspace_bytes(params);
+  return 0;
+}
+
+template <class Params>
+int launch_chosen(Family family, const Params& params, char* message, size_t capacity) {
+  Choice<Params> choice;
+  if (const int code = choose(family, params, &choice, message, capacity)) return code;
+  const cudaError_t error = choice.kernel->launch(params);
+  return error == cudaSuccess ? 0 : fail(message, capacity, "launching the kernel", error);
+}
+
+template <class Params>
+int describe_chosen(Family family, const Params& params, char* message, size_t capacity) {
+  Choice<Params> choice;
+  if (const int code = choose(family, params, &choice, message, capacity)) return code;
+  const Kernel<Params>& kernel = *choice.kernel;
+  write(message, capacity,
+        "%s, %d query rows x %d key columns a tile, head dims up to %d and %d, %zu bytes of shared memory",
+        name(choice.family), kernel.block_m, kernel.block_n, kernel.head_dim, kernel.head_dim_v,
+        kernel.smem_bytes);
+  return 0;
+}
+
+}  // namespace
+
+int workspace_bytes(Family family, const ForwardParams& params, int64_t* bytes, char* message,
+                    size_t capacity) {
+  return workspace_of(family, params, bytes, message, capacity);
+}
+
+int workspace_bytes(Family family, const BackwardParams& params, int64_t* bytes, char* message,
+                    size_t capacity) {
+  return workspace_of(family, params, bytes, message, capacity);
+}
+
+int launch(Family family, const ForwardParams& params, char* message, size_t capacity) {
+  return launch_chosen(family, params, message, capacity);
+}
+
+int launch(Family family, const BackwardParams& params, char* message, size_t capacity) {
+  return launch_chosen(family, params, message, capacity);
+}
+
+int describe(Family family, const ForwardParams& params, char* message, size_t capacity) {
+  return describe_chosen(family, params, message, capacity);
+}
+
+int describe(Family family, const BackwardParams& params, char* message, size_t capacity) {
+  return describe_chosen(family, params, message, capacity);
+}
+
+}  // namespace flashmask

@@ -1,0 +1,12 @@
+// Written by scripts/generate_instantiations.py from configs/kernels.toml; edit that.
+#include "sm90/forward_launch.cuh"
+
+namespace flashmask::sm90 {
+
+extern const ForwardKernel forward_d192_128_fp16[2];
+const ForwardKernel forward_d192_128_fp16[2] = {
+    describe_forward<ForwardConfig<__half, 192, 128, 2, 112, 2, false>>(DType::kFloat16),
+    describe_forward<ForwardConfig<__half, 192, 128, 2, 112, 2, true>>(DType::kFloat16),
+};
+
+}  // namespace flashmask::sm90

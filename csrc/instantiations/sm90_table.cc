@@ -1,0 +1,50 @@
+// Written by scripts/generate_instantiations.py from configs/kernels.toml; edit that.
+#include <vector>
+
+#include "common/kernel_table.h"
+
+namespace flashmask::sm90 {
+
+extern const ForwardKernel forward_d64_bf16[2];
+extern const ForwardKernel forward_d64_fp16[2];
+extern const ForwardKernel forward_d128_bf16[2];
+extern const ForwardKernel forward_d128_fp16[2];
+extern const ForwardKernel forward_d192_128_bf16[2];
+extern const ForwardKernel forward_d192_128_fp16[2];
+extern const ForwardKernel forward_d192_bf16[2];
+extern const ForwardKernel forward_d192_fp16[2];
+extern const ForwardKernel forward_d256_bf16[2];
+extern const ForwardKernel forward_d256_fp16[2];
+
+namespace {
+
+template <class Kernel, int kCount>
+void append(std::vector<Kernel>& all, const Kernel (&some)[kCount]) {
+  all.insert(all.end(), some, some + kCount);
+}
+
+}  // namespace
+
+KernelTable kernel_table() {
+  static const auto forward = [] {
+    std::vector<ForwardKernel> all;
+    append(all, forward_d64_bf16);
+    append(all, forward_d64_fp16);
+    append(all, forward_d128_bf16);
+    append(all, forward_d128_fp16);
+    append(all, forward_d192_128_bf16);
+    append(all, forward_d192_128_fp16);
+    append(all, forward_d192_bf16);
+    append(all, forward_d192_fp16);
+    append(all, forward_d256_bf16);
+    append(all, forward_d256_fp16);
+    return all;
+  }();
+  static const auto backward = [] {
+    std::vector<BackwardKernel> all;
+    return all;
+  }();
+  return {forward.data(), static_cast<int>(forward.size()), backward.data(), static_cast<int>(backward.size())};
+}
+
+}  // namespace flashmask::sm90
