@@ -38,7 +38,6 @@ except ImportError as error:
         "paddlepaddle first, then: pip install . --no-build-isolation"
     )
 
-OPERATOR_SOURCE = "csrc/paddle/flashmask_op.cc"
 COMPILER = shlex.split(os.environ.get("CXX", "g++"))
 NVCC = os.environ.get("NVCC", "nvcc")
 
@@ -59,13 +58,6 @@ def cuda_targets() -> list[str]:
     return targets
 
 
-def paddle_includes() -> list[str]:
-    """Flags for Paddle's header folders, Python's apart: the operators use none of it."""
-    include = Path(paddle.sysconfig.get_include())
-    folders = (include, include / "third_party", include / "paddle/phi/api/include/compat")
-    return [f"-I{folder}" for folder in folders if folder.is_dir()]
-
-
 def paddle_libraries() -> list[str]:
     """Paddle's shared libraries; they are loaded when ours is, so no path to them is recorded."""
     root = Path(paddle.__file__).parent
@@ -75,17 +67,10 @@ def paddle_libraries() -> list[str]:
 
 def operator_command(targets: list[str]) -> list[str]:
     """The compiler of the one source that includes Paddle's headers, and its flags."""
-    # Its symbols stay visible for Paddle. -w: Paddle's headers warn by the thousand. PADDLE_NO_PYTHON: it
-    # compiles in a third of the time.
-    flags = [
-        *("-std=c++17", "-O2", "-w", "-D_GLIBCXX_USE_CXX11_ABI=1"),
-        *("-DPADDLE_WITH_CUSTOM_KERNEL", "-DPADDLE_NO_PYTHON", *paddle_includes()),
-    ]
-    if not targets:
-        return [*COMPILER, "-fPIC", *flags]
-    # With CUDA Paddle's headers are CUDA sources. They hold no kernel, so one target is enough.
-    one_target = kernel_sources.CUDA_TARGETS[targets[0]]
-    return [NVCC, "-x", "cu", one_target, "-Xcompiler", "-fPIC", "-DPADDLE_WITH_CUDA", *flags]
+    include = Path(paddle.sysconfig.get_include())
+    flags = kernel_sources.operator_flags(include, with_cuda=bool(targets))
+    # nvcc hands a C++ source to the host's compiler, and knows where CUDA's headers are.
+    return [NVCC, "-Xcompiler=-fPIC,-w", *flags] if targets else [*COMPILER, "-fPIC", *flags]
 
 
 def link_command(targets: list[str]) -> list[str]:
@@ -117,7 +102,7 @@ class BuildOperators(build_ext):
         if self.force:
             shutil.rmtree(objects, ignore_errors=True)
         targets = cuda_targets()
-        operator = ROOT / OPERATOR_SOURCE
+        operator = ROOT / kernel_sources.OPERATOR_SOURCE
         compiled = build_kernels.compile_changed(
             [operator, *(ROOT / name for name in kernel_sources.cpu_sources())],
             [*kernel_sources.headers(), "setup.py"],
@@ -163,7 +148,7 @@ setup(
     ext_modules=[
         Extension(
             "paddle_flashmask._C",
-            sources=[OPERATOR_SOURCE, *kernel_sources.cpu_sources()],
+            sources=[kernel_sources.OPERATOR_SOURCE, *kernel_sources.cpu_sources()],
             depends=kernel_sources.headers(),
         )
     ],

@@ -488,4 +488,4 @@ def test_info_names_the_kernel(capsys):
     status = cli.main(["info", "--shape", "1,64,64,8,8,64", "--dtype", "bfloat16", "--device", "gpu"])
     out = capsys.readouterr().out
     assert status == 0
-    assert "on gpu: sm80 (forward: " in out
+    assert "on gpu: CUDA (forward: sm_" in out
