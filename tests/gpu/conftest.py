@@ -10,10 +10,10 @@ if TYPE_CHECKING:
     from device_kernels import Kernels
 
 
-@pytest.fixture(scope="session")
-def kernels() -> Kernels:
-    """The library's kernels; an error when it has not been built."""
+@pytest.fixture(scope="session", params=["cuda", "sm80"])
+def kernels(request: pytest.FixtureRequest) -> Kernels:
+    """The best kernels for the device, and the portable ones; an error when there is no library."""
     from device_kernels import Kernels
     from kernel_calls import CudaLibrary, library_path
 
-    return Kernels(CudaLibrary(library_path()))
+    return Kernels(CudaLibrary(library_path(), request.param))

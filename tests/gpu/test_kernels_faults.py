@@ -149,9 +149,9 @@ def test_every_head_dim(kernels: Kernels, seed: int, head_dim: int, deterministi
 
 def test_what_was_not_built_is_refused(kernels: Kernels, seed: int) -> None:
     too_wide = make_problem(seed, head_dim=264)
-    with pytest.raises(KernelError, match=r"no sm_80 kernel was built for .*head_dim 264"):
+    with pytest.raises(KernelError, match=r"no .* kernel was built for .*head_dim 264"):
         run(kernels, too_wide)
-    with pytest.raises(KernelError, match="no sm_80 kernel was built for dtype 2"):
+    with pytest.raises(KernelError, match=r"no .* kernel was built for dtype 2"):
         run(kernels, make_problem(seed, dtype="float32"))
 
 
