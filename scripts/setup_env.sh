@@ -38,7 +38,7 @@ find_python() {
 # What the build reads. The package itself is installed in place, so its Python files are not among them.
 sources_hash() {
   local files
-  mapfile -t files < <(find csrc setup.py pyproject.toml scripts/kernel_sources.py configs/kernels.toml -type f \
+  mapfile -t files < <(find csrc setup.py pyproject.toml scripts/{kernel_sources,build_kernels}.py -type f \
     2>/dev/null | LC_ALL=C sort)
   sha256sum "${files[@]}" | sha256sum
 }

@@ -290,6 +290,63 @@ def test_tensors_on_two_devices(name):
     )
 
 
+class Place:
+    """Stands in for a Paddle place of some kind."""
+
+    def __init__(self, kind: str):
+        self.kind = kind
+
+    def is_cpu_place(self) -> bool:
+        return self.kind == "cpu"
+
+    def is_gpu_place(self) -> bool:
+        return self.kind == "gpu:0"
+
+    def __str__(self) -> str:
+        return f"Place({self.kind})"
+
+
+HEAD_DIM = "expected a head dim that is a multiple of 8 and at most 256 on CUDA, got shape"
+
+
+@pytest.mark.parametrize(
+    ("kind", "dtype", "dims", "error", "message"),
+    [
+        ("cpu", "float64", (3, 300), None, ""),
+        ("gpu:0", "bfloat16", (8, 256), None, ""),
+        ("gpu:0", "float32", (64, 64), TypeError, "q: expected float16 or bfloat16 on CUDA, got float32"),
+        ("gpu:0", "float16", (60, 64), ValueError, f"q: {HEAD_DIM} [2, 6, 4, 60]"),
+        ("gpu:0", "float16", (64, 264), ValueError, f"v: {HEAD_DIM} [2, 6, 4, 264]"),
+        (
+            "xpu",
+            "float16",
+            (64, 64),
+            ValueError,
+            "q: expected a tensor on a CPU or a CUDA device, got Place(xpu)",
+        ),
+    ],
+)
+def test_what_cuda_kernels_do_not_take(monkeypatch, kind, dtype, dims, error, message):
+    monkeypatch.setattr(_checks, "cuda_kernels", lambda: ("sm80_forward_d64_bf16",))
+    q, v = (SimpleNamespace(place=Place(kind), dtype=dtype, shape=[2, 6, 4, dim]) for dim in dims)
+    arguments = {"names": ("q", "k", "v"), "q": q, "v": v}
+    if error is None:
+        _checks.check_device(**arguments)
+    else:
+        assert_refused(_checks.check_device, arguments, error, message)
+
+
+def test_cuda_tensors_without_cuda_kernels(monkeypatch):
+    monkeypatch.setattr(_checks, "cuda_kernels", tuple)
+    q = SimpleNamespace(place=Place("gpu:0"), dtype="float16", shape=[2, 6, 4, 64])
+    assert_refused(
+        _checks.check_device,
+        {"names": ("q", "k", "v"), "q": q, "v": q},
+        ValueError,
+        "q: expected a tensor on the CPU, as no CUDA kernels were built, got Place(gpu:0)",
+    )
+
+
 class TestOperator:
     """Who bypasses Python, a saved program say, still cannot make a kernel read what is not there."""
 
