@@ -99,11 +99,38 @@ struct BackwardArguments {
   float* dq;         // fp32 workspace, see DqWorkspace
   int32_t* dq_turn;  // [B, Hq, row_tiles], zeroed; read in deterministic mode only
   int column_tiles;
+  int heads_at_once;  // see BlockPlace
 };
 
-// Grid: column_tiles * Hk * B blocks, a head's column tiles together in ascending order, so under causality
-// the longest first; in deterministic mode in descending order, so that every block waits only for blocks
-// before it.
+// Which column tile of which key head a block takes. Freely: a head's column tiles together in ascending
+// order, so under causality the longest first. In deterministic mode the column tiles of a head come in
+// descending order, so that every block waits only for blocks before it, and `heads_at_once` heads take
+// turns: where every column tile visits the same few rows (global tokens, documents), the chain of waits of
+// one head passes under the work of the others.
+struct BlockPlace {
+  int column_tile;
+  int head_k;
+  int batch;
+
+  __device__ __forceinline__ BlockPlace(const BackwardArguments& arguments, bool deterministic) {
+    const int tiles = arguments.column_tiles, block = static_cast<int>(blockIdx.x);
+    const int heads_k = arguments.params.shape.heads_k;
+    int plane = block / tiles;
+    column_tile = block % tiles;
+    if (deterministic) {
+      const int planes = static_cast<int>(arguments.params.shape.batch) * heads_k;
+      const int first = plane / arguments.heads_at_once * arguments.heads_at_once;
+      const int heads = min(arguments.heads_at_once, planes - first);
+      const int place = block - first * tiles;
+      plane = first + place % heads;
+      column_tile = tiles - 1 - place / heads;
+    }
+    head_k = plane % heads_k;
+    batch = plane / heads_k;
+  }
+};
+
+// Grid: column_tiles * Hk * B blocks.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads)
     backward_kernel(const __grid_constant__ BackwardArguments arguments) {
@@ -127,10 +154,8 @@ __global__ void __launch_bounds__(Config::kThreads)
   const BackwardParams& params = arguments.params;
   const Shape& shape = params.shape;
   const int thread = threadIdx.x;
-  const int turn = static_cast<int>(blockIdx.x % arguments.column_tiles);
-  const int column_tile = Config::kDeterministic ? arguments.column_tiles - 1 - turn : turn;
-  const int head_and_batch = blockIdx.x / arguments.column_tiles;
-  const int head_k = head_and_batch % shape.heads_k, batch = head_and_batch / shape.heads_k;
+  const BlockPlace place(arguments, Config::kDeterministic);
+  const int column_tile = place.column_tile, head_k = place.head_k, batch = place.batch;
   const int group = shape.heads_q / shape.heads_k;
   const int64_t column_begin = int64_t{column_tile} * kBlockN;
   const int columns = static_cast<int>(min(int64_t{kBlockN}, shape.seqlen_k - column_begin));

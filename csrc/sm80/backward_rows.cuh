@@ -44,41 +44,49 @@ struct DqWorkspace {
   }
 };
 
-// delta and the scaled lse, one warp a row. Grid: tiles * Hq * B blocks of 128 threads, each a row tile.
+// delta and the scaled lse; a lane takes 16 bytes of a row of O and dO. Grid: tiles * Hq * B blocks of 128
+// threads, each a row tile.
 template <class Config>
 __global__ void backward_before_kernel(const __grid_constant__ BackwardParams params, RowStatistics rows) {
   using Element = typename Config::Element;
+  constexpr int kLanes = Config::kHeadDimV <= 32    ? 4
+                         : Config::kHeadDimV <= 64  ? 8
+                         : Config::kHeadDimV <= 128 ? 16
+                                                    : 32;
+  static_assert(8 * kLanes >= Config::kHeadDimV, "the lanes of a row cover it");
   const Shape& shape = params.shape;
   const int tile = blockIdx.x % rows.tiles;
   const int64_t plane = blockIdx.x / rows.tiles;
   const int head = static_cast<int>(plane % shape.heads_q);
   const int64_t batch = plane / shape.heads_q;
-  const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+  const int chunk = threadIdx.x % kLanes;
   const auto* o = static_cast<const Element*>(params.o.data) + batch * params.o.stride_batch +
-                  head * params.o.stride_head;
+                  head * params.o.stride_head + chunk * 8;
   const auto* dout = static_cast<const Element*>(params.dout.data) + batch * params.dout.stride_batch +
-                     head * params.dout.stride_head;
+                     head * params.dout.stride_head + chunk * 8;
   const auto* lse = static_cast<const float*>(params.lse) + plane * shape.seqlen_q;
   const auto* dlse = static_cast<const float*>(params.dlse) + plane * shape.seqlen_q;
-  for (int r = warp; r < Config::kBlockM; r += blockDim.x / 32) {
+  for (int r = threadIdx.x / kLanes; r < Config::kBlockM; r += blockDim.x / kLanes) {
     const int64_t row = int64_t{tile} * Config::kBlockM + r;
     float sum = 0.f, row_lse = INFINITY;
+    if (row < shape.seqlen_q && chunk * 8 < shape.head_dim_v) {
+      const int4 x = *reinterpret_cast<const int4*>(o + row * params.o.stride_seq);
+      const int4 y = *reinterpret_cast<const int4*>(dout + row * params.dout.stride_seq);
+      const auto* xs = reinterpret_cast<const Element*>(&x);
+      const auto* ys = reinterpret_cast<const Element*>(&y);
+#pragma unroll
+      for (int e = 0; e < 8; ++e) sum += static_cast<float>(xs[e]) * static_cast<float>(ys[e]);
+    }
+#pragma unroll
+    for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
+    if (chunk != 0) continue;
     if (row < shape.seqlen_q) {
-      for (int d = lane * 2; d < shape.head_dim_v; d += 64) {
-        const Element* x = o + row * params.o.stride_seq + d;
-        const Element* y = dout + row * params.dout.stride_seq + d;
-        sum += static_cast<float>(x[0]) * static_cast<float>(y[0]) +
-               static_cast<float>(x[1]) * static_cast<float>(y[1]);
-      }
-      for (int step = 16; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
       if (params.dlse != nullptr) sum -= dlse[row];
       row_lse = lse[row] == -INFINITY ? INFINITY : lse[row] * 1.4426950408889634f;
     }
-    if (lane == 0) {
-      const int64_t out = (plane * rows.tiles + tile) * Config::kBlockM + r;
-      rows.lse[out] = row_lse;
-      rows.delta[out] = row_lse == INFINITY ? 0.f : sum;
-    }
+    const int64_t out = (plane * rows.tiles + tile) * Config::kBlockM + r;
+    rows.lse[out] = row_lse;
+    rows.delta[out] = row_lse == INFINITY ? 0.f : sum;
   }
 }
 

@@ -471,9 +471,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     fence_barrier_init();
     prefetch_descriptor(&arguments.q);
-    prefetch_descriptor(&arguments.k);
-    prefetch_descriptor(&arguments.v);
     prefetch_descriptor(&arguments.o);
+    if (arguments.mask.tile_count > 0) {
+      prefetch_descriptor(&arguments.k);
+      prefetch_descriptor(&arguments.v);
+    }
   }
   __syncthreads();
   if (warp < 4) {

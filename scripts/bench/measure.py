@@ -16,6 +16,9 @@ from paddle_flashmask.masks import ColumnMask
 # tokens; a row's norm plus the typical one's, for some are nearly zero). lse is float32 and hardly rounded.
 # Leaving one tile of 128 K tokens out everywhere changes a result by 2 %, in a single row its lse by 5e-4.
 NORM_TOLERANCE, ROW_TOLERANCE, LSE_TOLERANCE = 0.01, 0.05, 1e-4
+# A row that sees two or three keys loses more: its gradient is what is left of terms that cancel, one of them
+# made from the rounded output (0.078 seen once in a million rows on an H200). A wrong tile spoils 64 or more.
+FEW_ROWS, FEW_ROWS_TOLERANCE = 16, 0.25
 
 WARMUPS, MIN_WARMUPS = 10, 2
 MAX_REPETITIONS, MIN_REPETITIONS = 100, 5
@@ -105,7 +108,7 @@ def check(results: Mapping[str, torch.Tensor], reference: Reference) -> float:
         ||result - reference|| / ||reference||, the worst of the tensors but lse.
 
     Raises:
-        WrongResultError: it or a single row is off by more than the tolerance, or something is NaN.
+        WrongResultError: it is off by more than the tolerance, or rows are, or something is NaN.
     """
     worst = 0.0
     for name, result in results.items():
@@ -122,9 +125,15 @@ def check(results: Mapping[str, torch.Tensor], reference: Reference) -> float:
             of_all = float(error.norm() / expected[name].norm())
             of_rows = error.norm(dim=1) / (norms + typical)
             row = int(of_rows.argmax())
-            if not of_all <= NORM_TOLERANCE or not float(of_rows[row]) <= ROW_TOLERANCE:
+            off = int((of_rows > ROW_TOLERANCE).sum())
+            if (
+                not of_all <= NORM_TOLERANCE
+                or off >= FEW_ROWS
+                or not float(of_rows[row]) <= FEW_ROWS_TOLERANCE
+            ):
                 raise WrongResultError(
-                    f"{where}: off by {of_all:.2g} of its norm, row {row} by {float(of_rows[row]):.2g}"
+                    f"{where}: off by {of_all:.2g} of its norm, {off} rows by more than {ROW_TOLERANCE}, "
+                    f"row {row} by {float(of_rows[row]):.2g}"
                 )
             worst = max(worst, of_all)
     return worst

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field, replace
 
 import torch
 from device_kernels import GRADIENTS, Kernels, placed
-from helpers import Results, assert_matches_reference
+from helpers import Results, assert_matches_reference, largest_terms
 from kernel_calls import Options
 
 from paddle_flashmask.reference import dropout_keep_mask
@@ -113,6 +113,10 @@ def assert_matches(actual: Mapping[str, torch.Tensor], problem: Problem, name: s
     reference = reference_results(problem)._asdict()
     draws = min(max(_ROWS_TO_JUDGE_BY // max(1, problem.q.shape[1]), 1), 8)
     plains = [plain_results(problem, grid=2 ** (i / draws))._asdict() for i in range(draws)]
+    norms = (float(x.float().norm(dim=-1).max()) for x in (problem.q, problem.k, problem.v, problem.dout))
+    scale = problem.options.scale(problem.q.shape[3]) / (1.0 - problem.options.dropout_p)
+    terms = largest_terms(*norms, scale)
+    terms["dk"] *= problem.q.shape[1] ** 0.5  # rows' errors add up like the steps of a random walk
     for key, values in actual.items():
         error = torch.stack([(plain[key] - reference[key]).abs() for plain in plains]).amax(0)
         assert_matches_reference(
@@ -121,6 +125,7 @@ def assert_matches(actual: Mapping[str, torch.Tensor], problem: Problem, name: s
             (reference[key] + error).cpu().numpy(),
             dtype="float32" if key == "lse" else str(problem.q.dtype).removeprefix("torch."),
             name=f"{name}: {key}",
+            terms=terms.get(key, 0.0),
         )
 
 
