@@ -27,4 +27,5 @@ check ruff check
 check mypy
 check clang-format --dry-run -Werror "${kernels[@]}"
 check python scripts/generate_instantiations.py --check
+check python scripts/generate_wgmma.py --check
 exit "$failed"
