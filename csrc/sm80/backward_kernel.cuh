@@ -53,6 +53,9 @@ struct BackwardConfig {
   using VTile = SmemTile<kBlockN, kHeadDimV>;
   using PTile = SmemTile<kBlockM, kBlockN>;
 
+  static constexpr uint32_t kEmptyRows = 1u << 31;  // some row of the tile sees no key
+  static_assert(kMaxSlots < 31, "the slots leave the highest bit free");
+
   struct alignas(1024) Smem {
     char k[KTile::kBytes];  // dK passes through here at the end
     char v[VTile::kBytes];  // and dV here
@@ -66,8 +69,8 @@ struct BackwardConfig {
     RowRuns runs;
     NearTiles near;
     struct {
-      int tile;          // the row tile after the next one
-      uint32_t touched;  // and the slots that touch it
+      int tile;       // the row tile after the next one
+      uint32_t work;  // the slots that touch it, and kEmptyRows
     } ahead;
   };
 };
@@ -226,7 +229,11 @@ __global__ void __launch_bounds__(Config::kThreads)
     // One thread walks the row tiles, two steps ahead, so that nobody else spends registers and time on it.
     const auto look_ahead = [&](int row_tile) {
       smem.ahead.tile = smem.runs.next(row_tile);
-      smem.ahead.touched = smem.runs.touched(smem.ahead.tile);
+      smem.ahead.work = smem.runs.touched(smem.ahead.tile);
+      if (smem.ahead.tile < arguments.rows.tiles &&
+          arguments.rows.empty[int64_t{head_plane} * arguments.rows.tiles + smem.ahead.tile]) {
+        smem.ahead.work |= Config::kEmptyRows;
+      }
     };
     if (thread == 0) {
       smem.runs.build(arguments.mask, plane, column_tile, static_cast<int>(shape.seqlen_q), kBlockM,
@@ -237,7 +244,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     if (Config::kDeterministic && thread < 32) smem.near.load(arguments.mask, plane, column_tile, thread);
     __syncthreads();
     int row_tile = smem.ahead.tile;
-    uint32_t touched = smem.ahead.touched;
+    uint32_t work = smem.ahead.work;
     __syncthreads();
     if (thread == 0) look_ahead(row_tile + 1);
     int stage = 0;
@@ -254,10 +261,23 @@ __global__ void __launch_bounds__(Config::kThreads)
       if (Config::kDeterministic && thread == 0 && turn_to_pass != nullptr)
         pass_turn(turn_to_pass, column_tile);
       const int next_tile = smem.ahead.tile;
-      const uint32_t next_touched = smem.ahead.touched;
+      const uint32_t next_work = smem.ahead.work;
       if (kStages == 2) {
         if (next_tile < arguments.rows.tiles) load_rows(next_tile, stage ^ 1, thread + zero);
         cp_async_commit();
+      }
+
+      // What comes in for a row that sees no key must not come out, even if it is not finite (and times P = 0
+      // is NaN).
+      if (work & Config::kEmptyRows) {
+        constexpr int kChunks = Config::kHeadDimV / 8;
+        for (int i = thread; i < kBlockM * kChunks; i += kThreads) {
+          if (smem.lse[stage][i / kChunks] == INFINITY) {
+            *reinterpret_cast<int4*>(smem.dout[stage] + DoTile::offset(i / kChunks, i % kChunks)) = {0, 0, 0,
+                                                                                                     0};
+          }
+        }
+        __syncthreads();
       }
 
       const int row_begin = row_tile * kBlockM;
@@ -295,6 +315,7 @@ __global__ void __launch_bounds__(Config::kThreads)
                         shape.seqlen_k, row_begin + lane_row, static_cast<int>(column_begin) + lane_column,
                         row_of, column_of);
         } else {
+          uint32_t touched = work & ~Config::kEmptyRows;
           if (columns < kBlockN) touched |= 1;
 #pragma unroll 1
           for (; touched != 0; touched &= touched - 1) {
@@ -396,7 +417,7 @@ __global__ void __launch_bounds__(Config::kThreads)
         stage ^= 1;
       }
       row_tile = next_tile;
-      touched = next_touched;
+      work = next_work;
     }
     if constexpr (Config::kDeterministic) {
       __syncthreads();

@@ -11,7 +11,7 @@ namespace flashmask::sm80 {
 
 // Offsets into the workspace, in bytes; each part starts on a 256-byte boundary.
 struct BackwardPlan {
-  int64_t mask, lse, delta, dq, turns, total;
+  int64_t mask, lse, delta, empty, dq, turns, total;
 };
 
 template <class Config>
@@ -29,6 +29,7 @@ BackwardPlan plan_backward(const BackwardParams& params) {
   plan.mask = reserve(mask_tiles_bytes(effective_mask(params.mask), shape.seqlen_k, Config::kBlockN));
   plan.lse = reserve(tiles * Config::kBlockM * 4);
   plan.delta = reserve(tiles * Config::kBlockM * 4);
+  plan.empty = reserve(tiles * 4);
   plan.dq = reserve(wants_dq ? tiles * DqWorkspace<Config>::kTileFloats * 4 : 0);
   plan.turns = reserve(wants_dq && Config::kDeterministic ? tiles * 4 : 0);
   plan.total = end;
@@ -55,6 +56,7 @@ cudaError_t launch_backward(const BackwardParams& params) {
       carve_mask_tiles(mask, params.visit, shape.seqlen_k, Config::kBlockN, workspace + plan.mask);
   arguments.rows = {reinterpret_cast<float*>(workspace + plan.lse),
                     reinterpret_cast<float*>(workspace + plan.delta),
+                    reinterpret_cast<int*>(workspace + plan.empty),
                     static_cast<int>(ceil_div(shape.seqlen_q, Config::kBlockM))};
   arguments.dq = reinterpret_cast<float*>(workspace + plan.dq);
   arguments.dq_turn = reinterpret_cast<int32_t*>(workspace + plan.turns);

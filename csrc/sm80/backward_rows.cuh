@@ -13,6 +13,7 @@ struct RowStatistics {
   float*
       lse;  // [B, Hq, tiles * block_m]: lse * log2(e); +inf where no key is visible, so that exp2 gives P = 0
   float* delta;  // [B, Hq, tiles * block_m]: rowsum(dO * O) - dlse
+  int* empty;    // [B, Hq, tiles]: whether some row of the tile sees no key
   int tiles;     // ceil(Sq / block_m)
 };
 
@@ -44,8 +45,8 @@ struct DqWorkspace {
   }
 };
 
-// delta and the scaled lse; a lane takes 16 bytes of a row of O and dO. Grid: tiles * Hq * B blocks of 128
-// threads, each a row tile.
+// delta, the scaled lse and what rows are empty; a lane takes 16 bytes of a row of O and dO. Grid: tiles * Hq
+// * B blocks of 128 threads, each a row tile.
 template <class Config>
 __global__ void backward_before_kernel(const __grid_constant__ BackwardParams params, RowStatistics rows) {
   using Element = typename Config::Element;
@@ -66,6 +67,7 @@ __global__ void backward_before_kernel(const __grid_constant__ BackwardParams pa
                      head * params.dout.stride_head + chunk * 8;
   const auto* lse = static_cast<const float*>(params.lse) + plane * shape.seqlen_q;
   const auto* dlse = static_cast<const float*>(params.dlse) + plane * shape.seqlen_q;
+  bool empty = false;
   for (int r = threadIdx.x / kLanes; r < Config::kBlockM; r += blockDim.x / kLanes) {
     const int64_t row = int64_t{tile} * Config::kBlockM + r;
     float sum = 0.f, row_lse = INFINITY;
@@ -82,12 +84,18 @@ __global__ void backward_before_kernel(const __grid_constant__ BackwardParams pa
     if (chunk != 0) continue;
     if (row < shape.seqlen_q) {
       if (params.dlse != nullptr) sum -= dlse[row];
-      row_lse = lse[row] == -INFINITY ? INFINITY : lse[row] * 1.4426950408889634f;
+      if (lse[row] == -INFINITY) {
+        empty = true;
+      } else {
+        row_lse = lse[row] * 1.4426950408889634f;
+      }
     }
     const int64_t out = (plane * rows.tiles + tile) * Config::kBlockM + r;
     rows.lse[out] = row_lse;
     rows.delta[out] = row_lse == INFINITY ? 0.f : sum;
   }
+  const int any_empty = __syncthreads_or(empty);
+  if (threadIdx.x == 0) rows.empty[blockIdx.x] = any_empty;
 }
 
 // dq = softmax_scale * workspace. Grid: tiles * Hq * B blocks of Config::kThreads, each a row tile.
