@@ -114,10 +114,13 @@ def check_one_dtype(names: tuple[str, str, str], q: Any, k: Any, v: Any) -> None
 def check_device(names: tuple[str, str, str], q: Any, v: Any) -> None:
     """A device that there are kernels for, and what those of CUDA do not take. (A traced program has no
     device yet: the operator checks when it runs.)"""
-    if not paddle.in_dynamic_mode() or q.place.is_cpu_place():
+    if not paddle.in_dynamic_mode():
+        return
+    place = str(q.place)  # its text: Paddle 2.6, tracing piece by piece, dies of a place's methods
+    if place == "Place(cpu)":
         return
     name_q, _, name_v = names
-    if not q.place.is_gpu_place():
+    if not place.startswith("Place(gpu:"):
         fail(ValueError, name_q, "a tensor on a CPU or a CUDA device", q.place)
     if not cuda_kernels():
         fail(ValueError, name_q, "a tensor on the CPU, as no CUDA kernels were built", q.place)

@@ -290,22 +290,6 @@ def test_tensors_on_two_devices(name):
     )
 
 
-class Place:
-    """Stands in for a Paddle place of some kind."""
-
-    def __init__(self, kind: str):
-        self.kind = kind
-
-    def is_cpu_place(self) -> bool:
-        return self.kind == "cpu"
-
-    def is_gpu_place(self) -> bool:
-        return self.kind == "gpu:0"
-
-    def __str__(self) -> str:
-        return f"Place({self.kind})"
-
-
 HEAD_DIM = "expected a head dim that is a multiple of 8 and at most 256 on CUDA, got shape"
 
 
@@ -328,7 +312,7 @@ HEAD_DIM = "expected a head dim that is a multiple of 8 and at most 256 on CUDA,
 )
 def test_what_cuda_kernels_do_not_take(monkeypatch, kind, dtype, dims, error, message):
     monkeypatch.setattr(_checks, "cuda_kernels", lambda: ("sm80_forward_d64_bf16",))
-    q, v = (SimpleNamespace(place=Place(kind), dtype=dtype, shape=[2, 6, 4, dim]) for dim in dims)
+    q, v = (SimpleNamespace(place=f"Place({kind})", dtype=dtype, shape=[2, 6, 4, dim]) for dim in dims)
     arguments = {"names": ("q", "k", "v"), "q": q, "v": v}
     if error is None:
         _checks.check_device(**arguments)
@@ -338,7 +322,7 @@ def test_what_cuda_kernels_do_not_take(monkeypatch, kind, dtype, dims, error, me
 
 def test_cuda_tensors_without_cuda_kernels(monkeypatch):
     monkeypatch.setattr(_checks, "cuda_kernels", tuple)
-    q = SimpleNamespace(place=Place("gpu:0"), dtype="float16", shape=[2, 6, 4, 64])
+    q = SimpleNamespace(place="Place(gpu:0)", dtype="float16", shape=[2, 6, 4, 64])
     assert_refused(
         _checks.check_device,
         {"names": ("q", "k", "v"), "q": q, "v": q},

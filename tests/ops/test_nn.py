@@ -203,7 +203,8 @@ def test_to_static_of_any_batch_and_length(rng, train):
     )
 
 
-def test_to_static_with_indices_and_positions(rng):
+@pytest.mark.parametrize("full_graph", [True, False])
+def test_to_static_with_indices_and_positions(rng, full_graph):
     layer, x = make_layer(), make_input(rng)
     arguments = {
         "startend_row_indices": paddle.to_tensor(DOCUMENT_INDICES),
@@ -211,7 +212,7 @@ def test_to_static_with_indices_and_positions(rng):
         "position_ids": paddle.to_tensor(POSITIONS),
     }
     expected = layer(x, **arguments)
-    static = traced(layer)
+    static = traced(layer, full_graph=full_graph)
     np.testing.assert_allclose(static(x, **arguments).numpy(), expected.numpy(), rtol=1e-6, atol=1e-6)
 
 
