@@ -197,8 +197,6 @@ class Backward {
     QueryRows query;
     query.q = q_.copy(b, h, row, rows, scratch.q.data());
     query.dout = dout_.copy(b, h, row, rows, scratch.dout.data());
-    transpose_rows(query.q, rows, shape_.head_dim, scratch.q_t.data());
-    transpose_rows(query.dout, rows, shape_.head_dim_v, scratch.dout_t.data());
     const int64_t at = (b * shape_.heads_q + h) * shape_.seqlen_q + row;
     const T* lse = static_cast<const T*>(p_.lse) + at;
     for (int32_t i = 0; i < kBlockM; ++i) {
@@ -206,7 +204,14 @@ class Backward {
       const bool empty = i >= rows || sees_nothing(lse[i]);
       query.lse[i] = empty ? std::numeric_limits<T>::infinity() : lse[i];
       query.delta[i] = empty ? T{0} : delta_.data()[at + i];
+      // Nor does what arrives for them, which 0 times NaN would let through: the gradient of a norm is NaN
+      // where all is zero.
+      if (empty && i < rows) {
+        std::fill_n(scratch.dout.data() + i * query.dout.stride, shape_.head_dim_v, T{0});
+      }
     }
+    transpose_rows(query.q, rows, shape_.head_dim, scratch.q_t.data());
+    transpose_rows(query.dout, rows, shape_.head_dim_v, scratch.dout_t.data());
     return query;
   }
 
