@@ -5,6 +5,7 @@
 
 #include "common/column_mask.h"
 #include "cpu/kernel.h"
+#include "cpu/team.h"
 
 namespace {
 
@@ -41,4 +42,12 @@ int flashmask_cpu_forward(const ForwardParams* params, char* message, size_t cap
 
 int flashmask_cpu_backward(const BackwardParams* params, char* message, size_t capacity) {
   return run(*params, cpu::backward<float>, cpu::backward<double>, message, capacity);
+}
+
+int32_t flashmask_cpu_threads() {
+  try {
+    return cpu::default_threads();
+  } catch (const std::exception&) {
+    return 0;
+  }
 }

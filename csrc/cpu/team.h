@@ -40,8 +40,13 @@ class Team {
   std::condition_variable changed_;
 };
 
-// The threads a problem deserves: `requested`, or as many as OpenMP would take when that is 0, but one for
-// every `min_work` multiply-adds at most.
+// What a call may take that asks for no number: FLASHMASK_NUM_THREADS, else OMP_NUM_THREADS where the user
+// (not Paddle) set it, else the processors of the process. The environment is read anew each time. Throws
+// std::invalid_argument for a FLASHMASK_NUM_THREADS that makes no sense.
+int default_threads();
+
+// The threads a problem deserves: `requested`, or default_threads() when that is 0, but no more than its
+// multiply-adds are worth.
 int team_size(int32_t requested, double multiply_adds);
 
 }  // namespace flashmask::cpu

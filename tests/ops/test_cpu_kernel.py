@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import multiprocessing
+import os
 import shutil
+import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -118,6 +120,60 @@ def test_results_do_not_depend_on_threads_or_repetition(kernels: Kernels, case: 
     alone = run(kernels, case, num_threads=1)
     for num_threads in (2, 3, 8, 0, 2, 2):
         assert_same_bits(run(kernels, case, num_threads=num_threads), alone)
+
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "FLASHMASK_NUM_THREADS")
+PROCESSORS = len(os.sched_getaffinity(0))
+
+
+@pytest.mark.parametrize(
+    ("variables", "then", "expected"),
+    [
+        ({}, "", PROCESSORS),
+        ({"OMP_NUM_THREADS": "1"}, "", 1),
+        ({"OMP_NUM_THREADS": "3"}, "", 3),
+        ({"OMP_NUM_THREADS": "3,2"}, "", 3),
+        ({"OMP_NUM_THREADS": "0"}, "", PROCESSORS),
+        ({"OMP_NUM_THREADS": "5", "FLASHMASK_NUM_THREADS": "2"}, "", 2),
+        ({"FLASHMASK_NUM_THREADS": ""}, "", PROCESSORS),
+        ({}, "os.sched_setaffinity(0, list(os.sched_getaffinity(0))[:1])", 1),
+        # Importing Paddle sets it to 1, whatever the user wants; what the process was started with is his.
+        ({}, "os.environ['OMP_NUM_THREADS'] = '1'", PROCESSORS),
+        ({"OMP_NUM_THREADS": "1"}, "os.environ['OMP_NUM_THREADS'] = '1'", 1),
+        ({}, "os.environ['OMP_NUM_THREADS'] = '7'", 7),
+        # A worker of a data loader may lower it for itself.
+        ({"OMP_NUM_THREADS": "5"}, "os.environ['FLASHMASK_NUM_THREADS'] = '1'", 1),
+        *(
+            ({"FLASHMASK_NUM_THREADS": bad}, "", 0)
+            for bad in ("x", "0", "-1", "1.5", "2 3", "4097", "9" * 30)
+        ),
+    ],
+    ids=str,
+)
+def test_default_number_of_threads(
+    library: Path, variables: dict[str, str], then: str, expected: int
+) -> None:
+    code = f"import ctypes, os; {then}\nprint(ctypes.CDLL({str(library)!r}).flashmask_cpu_threads())"
+    environment = {name: value for name, value in os.environ.items() if name not in THREAD_VARIABLES}
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env=environment | variables,
+        capture_output=True,
+        text=True,
+        check=True,
+        timeout=60,
+    )
+    assert done.stdout == f"{expected}\n"
+
+
+def test_a_wrong_number_of_threads_is_named(kernels: Kernels, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("FLASHMASK_NUM_THREADS", "many")
+    ones = np.ones((1, 3, 1, 4), np.float32)
+    with pytest.raises(
+        ckernels.KernelError, match="FLASHMASK_NUM_THREADS: expected an integer from 1 to 4096, got many"
+    ):
+        kernels.forward(ones, ones, ones, Options())
+    kernels.forward(ones, ones, ones, Options(num_threads=1))  # not asked
 
 
 @pytest.mark.parametrize("isa", ["baseline", "avx2", "avx512"])
@@ -253,25 +309,49 @@ def test_empty_sequences(kernels: Kernels, seqlen_q: int, seqlen_k: int) -> None
     assert all((gradient == 0).all() for gradient in gradients.values())
 
 
-def test_rows_that_see_nothing_are_exact_zeros(kernels: Kernels, rng: np.random.Generator) -> None:
-    shape = (1, 150, 1, 16)
-    q, k, v, dout = (rng.standard_normal(shape).astype(np.float32) for _ in range(4))
-    indices = np.zeros((1, 1, 150, 4), np.int32)
-    indices[..., :2] = 40, 75  # every column is hidden from rows 40 to 74
-    options = Options(indices=indices)
-    empty = slice(40, 75)
+@pytest.mark.parametrize("dropout_p", [0.0, 0.2])
+@pytest.mark.parametrize("visit", ["skip", "all", "dense"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16", "float16"])
+@pytest.mark.parametrize("arriving", [6e4, np.inf, np.nan])
+def test_rows_that_see_nothing_are_exact_zeros(
+    kernels: Kernels, rng: np.random.Generator, arriving: float, dtype: str, visit: str, dropout_p: float
+) -> None:
+    # Rows 64 to 127, a whole block, and some of their neighbours; for one of the two heads only the latter.
+    rows, columns = 200, 150
+    empty = np.zeros((1, 2, rows), bool)
+    empty[:, 0, 40:131] = empty[:, 1, 70:90] = True
+    indices = np.zeros((1, 2, columns, 4), np.int32)
+    indices[:, 0, :, :2], indices[:, 1, :, :2] = (40, 131), (70, 90)
+    indices[..., 2], indices[..., 3] = 150, np.linspace(150, 200, columns)
+    options = Options(
+        indices=indices,
+        dense=dense_from_indices(indices, False, rows, columns),
+        visit=visit,
+        dtype=dtype,
+        dropout_p=dropout_p,
+    )
+    q, k, v = (
+        to_storage(rng.standard_normal((1, tokens, heads, 20)), dtype)
+        for tokens, heads in ((rows, 2), (columns, 1), (columns, 1))
+    )
+    dout = rng.standard_normal(q.shape)
+    dlse = rng.standard_normal(empty.shape).astype(ckernels.lse_dtype(dtype))
     out, lse = kernels.forward(q, k, v, options)
-    dlse = np.zeros((1, 1, 150), np.float32)
-    dlse[..., empty] = np.nan  # -inf has no gradient: what arrives for it must not count
-    dout[:, empty] = 1e30
-    gradients = kernels.backward(q, k, v, out, lse, dout, options, dlse=dlse)
-    assert (out[:, empty] == 0).all()
-    assert np.isneginf(lse[..., empty]).all()
-    assert np.isfinite(np.delete(lse, np.r_[empty], axis=2)).all()
-    assert (gradients["dq"][:, empty] == 0).all()
-    dout[:, empty] = 0
-    for name, values in kernels.backward(q, k, v, out, lse, dout, options).items():
-        np.testing.assert_array_equal(gradients[name], values, err_msg=name)
+    empty_of_head = empty.transpose(0, 2, 1)
+    assert (out[empty_of_head] == 0).all()
+    np.testing.assert_array_equal(np.isneginf(lse), empty)
+
+    def gradients(arriving: float) -> dict[str, np.ndarray]:
+        """What comes out where this arrives for the empty rows: as -inf is constant, it must not count."""
+        dlse[empty] = dout[empty_of_head] = arriving
+        found = kernels.backward(q, k, v, out, lse, to_storage(dout, dtype), options, dlse=dlse)
+        return {name: from_storage(values, dtype) for name, values in found.items()}
+
+    expected = gradients(0.0)
+    assert (expected["dq"][empty_of_head] == 0).all()
+    for name, values in gradients(arriving).items():
+        assert np.isfinite(values).all(), name
+        np.testing.assert_array_equal(values, expected[name], err_msg=name)
 
 
 def test_first_visited_tile_masked(kernels: Kernels, rng: np.random.Generator) -> None:

@@ -21,6 +21,11 @@ FLASHMASK_API int flashmask_cpu_forward(const flashmask::ForwardParams* params, 
 FLASHMASK_API int flashmask_cpu_backward(const flashmask::BackwardParams* params, char* message,
                                          size_t capacity);
 
+// How many threads a call with num_threads = 0 would take at most: FLASHMASK_NUM_THREADS, else
+// OMP_NUM_THREADS where the user set it, else the processors of the process. 0 if FLASHMASK_NUM_THREADS is no
+// number of threads; such calls then fail, saying so.
+FLASHMASK_API int32_t flashmask_cpu_threads();
+
 // Device kernels, of a family: 0 the best of those that the current device can run, 80 the portable ones, 90
 // those for Hopper. *_workspace says how many bytes of device memory params->workspace must offer (256-byte
 // aligned). The passes launch to params->stream on the current device and do not synchronise.

@@ -70,7 +70,7 @@ struct ForwardParams {
   double softmax_scale;
   void* workspace;      // device kernels: at least *_workspace_bytes(); CPU: unused
   void* stream;         // device kernels: a cudaStream_t; CPU: unused
-  int32_t num_threads;  // CPU: 0 = as many as OpenMP would take; device kernels: unused
+  int32_t num_threads;  // CPU: 0 = flashmask_cpu_threads() of c_api.h; device kernels: unused
   int32_t reserved;
 };
 
@@ -93,7 +93,7 @@ struct BackwardParams {
   double softmax_scale;
   void* workspace;        // device kernels: at least *_workspace_bytes(); CPU: unused
   void* stream;           // device kernels: a cudaStream_t; CPU: unused
-  int32_t num_threads;    // CPU: 0 = as many as OpenMP would take; device kernels: unused
+  int32_t num_threads;    // CPU: 0 = flashmask_cpu_threads() of c_api.h; device kernels: unused
   int32_t deterministic;  // device kernels: 1 = bit-identical from run to run; the CPU always is
 };
 
