@@ -44,12 +44,16 @@ def same_size(a: int, b: int) -> bool:
     return a == b or a == -1 or b == -1
 
 
-def check_tensor(name: str, value: Any, rank: int, dtypes: Sequence[str], layout: str) -> None:
-    """A Paddle tensor (eager or traced) of this rank and of one of these dtypes."""
+def check_tensor(
+    name: str, value: Any, rank: int | tuple[int, ...], dtypes: Sequence[str], layout: str
+) -> None:
+    """A Paddle tensor (eager or traced) of this rank, or one of these, and of one of these dtypes."""
     if not isinstance(value, _TENSORS):
         fail(TypeError, name, "a paddle.Tensor", type(value).__name__)
-    if len(value.shape) != rank:
-        fail(ValueError, name, f"rank {rank} {layout}", f"shape {list(value.shape)}")
+    ranks = (rank,) if isinstance(rank, int) else rank
+    if len(value.shape) not in ranks:
+        expected = f"rank {' or '.join(map(str, ranks))} {layout}"
+        fail(ValueError, name, expected, f"shape {list(value.shape)}")
     if dtype_name(value) not in dtypes:
         fail(TypeError, name, " or ".join(dtypes), dtype_name(value))
 
@@ -70,9 +74,22 @@ def check_number(name: str, value: Any, expected: str) -> float:
     """A finite real number, as a float."""
     if isinstance(value, bool) or not isinstance(value, numbers.Real):
         fail(TypeError, name, expected, type(value).__name__)
-    if not math.isfinite(value):
-        fail(ValueError, name, expected, value)
-    return float(value)
+    try:
+        number = float(value)
+    except OverflowError:
+        fail(ValueError, name, expected, "more than a float64 holds")
+    if not math.isfinite(number):
+        fail(ValueError, name, expected, number)
+    return number
+
+
+def check_probability(name: str, value: Any) -> float:
+    """A probability of dropping something, as a float: all cannot be dropped."""
+    expected = "a number in [0, 1)"
+    probability = check_number(name, value, expected)
+    if not 0.0 <= probability < 1.0:
+        fail(ValueError, name, expected, probability)
+    return probability
 
 
 def check_qkv(names: tuple[str, str, str], q: Any, k: Any, v: Any) -> None:

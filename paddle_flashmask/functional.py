@@ -22,6 +22,7 @@ from paddle_flashmask._checks import (
     check_number,
     check_one_dtype,
     check_place,
+    check_probability,
     check_qkv,
     check_tensor,
     dtype_name,
@@ -94,6 +95,9 @@ def attention(
     "FlashMask: Efficient and Rich Mask Extension of FlashAttention", Wang et al., 2024). A row that sees
     no key gives zeros, lse -inf and zero gradients.
 
+    On a CPU it takes as many threads as the process may use processors, or as FLASHMASK_NUM_THREADS says, or
+    an OMP_NUM_THREADS that the process was started with.
+
     Args:
         q: ``[B, Sq, Hq, D]``, float16, bfloat16, float32 or float64.
         k: ``[B, Sk, Hk, D]``, of q's dtype. Hq is a multiple of Hk; head h of q reads head h // (Hq / Hk).
@@ -132,7 +136,7 @@ def attention(
     for name, optional_flag in (("causal", causal), ("deterministic", deterministic)):
         if optional_flag is not None:
             check_flag(name, optional_flag)
-    dropout_p = _check_dropout("dropout_p", dropout_p)
+    dropout_p = check_probability("dropout_p", dropout_p)
     if mask is not None:
         if startend_row_indices is not None:
             fail(ValueError, "mask", "mask or startend_row_indices", "both")
@@ -223,7 +227,7 @@ def flashmask_attention(
         ("training", training),
     ):
         check_flag(flag_name, flag)
-    dropout = _check_dropout("dropout", dropout)
+    dropout = check_probability("dropout", dropout)
     if not isinstance(rng_name, str):
         fail(TypeError, "rng_name", "a str", f"{rng_name!r}")
     if block_mask is not None:
@@ -311,7 +315,7 @@ class _AttendEmpty(PyLayer):
         return tuple(_ops.to_device_of(x, paddle.zeros(x.shape, dtype=x.dtype)) for x in ctx.inputs)
 
 
-def _amp_dtype() -> str | None:
+def amp_dtype() -> str | None:
     """The dtype of auto_cast at O1 or O2, where attention belongs to the operators of low precision."""
     state = core._get_amp_attrs() if _ops.in_pir_mode() else framework._dygraph_tracer()
     if state is None or state._amp_level not in (core.AmpLevel.O1, core.AmpLevel.O2):
@@ -323,7 +327,7 @@ def _amp_cast(
     q: paddle.Tensor, k: paddle.Tensor, v: paddle.Tensor
 ) -> tuple[paddle.Tensor, paddle.Tensor, paddle.Tensor]:
     """Paddle casts by its lists of operators, which a custom one cannot join; float64 stays, as there."""
-    dtype = _amp_dtype()
+    dtype = amp_dtype()
 
     def cast(tensor: paddle.Tensor) -> paddle.Tensor:
         return tensor if dtype is None or dtype_name(tensor) in ("float64", dtype) else tensor.astype(dtype)
@@ -335,14 +339,6 @@ def _softmax_scale(softmax_scale: float | None, q: paddle.Tensor) -> float:
     if softmax_scale is None:
         return float(q.shape[3]) ** -0.5
     return check_number("softmax_scale", softmax_scale, "a finite number or None")
-
-
-def _check_dropout(name: str, probability: Any) -> float:
-    expected = "a number in [0, 1)"
-    probability = check_number(name, probability, expected)
-    if not 0.0 <= probability < 1.0:
-        fail(ValueError, name, expected, probability)
-    return probability
 
 
 _DETERMINISTIC = "FLAGS_cudnn_deterministic"

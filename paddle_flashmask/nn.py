@@ -8,10 +8,21 @@ from contextlib import AbstractContextManager, nullcontext
 import paddle
 from paddle import Tensor, nn
 
-from paddle_flashmask._checks import same_size
-from paddle_flashmask._ops import in_pir_mode
-from paddle_flashmask.functional import attention, traced_as_written
+from paddle_flashmask._checks import (
+    FLOATS,
+    check_flag,
+    check_number,
+    check_place,
+    check_probability,
+    check_tensor,
+    dtype_name,
+    fail,
+    same_size,
+)
+from paddle_flashmask._ops import in_pir_mode, to_device_of
+from paddle_flashmask.functional import amp_dtype, attention, traced_as_written
 from paddle_flashmask.masks import ColumnMask
+from paddle_flashmask.masks._checks import as_int
 
 
 class FlashMaskAttention(nn.Layer):
@@ -34,7 +45,8 @@ class FlashMaskAttention(nn.Layer):
         deterministic: as for ``attention``.
 
     Raises:
-        ValueError: arguments that do not belong together.
+        TypeError: an argument has the wrong type.
+        ValueError: an argument has a wrong value, or two do not belong together.
     """
 
     def __init__(
@@ -52,29 +64,25 @@ class FlashMaskAttention(nn.Layer):
         deterministic: bool | None = None,
     ) -> None:
         super().__init__()
-        num_kv_heads = num_heads if num_kv_heads is None else num_kv_heads
-        for name, value in (
-            ("embed_dim", embed_dim),
-            ("num_heads", num_heads),
-            ("num_kv_heads", num_kv_heads),
-        ):
-            _check_positive(name, value)
+        embed_dim = as_int("embed_dim", embed_dim, minimum=1)
+        num_heads = as_int("num_heads", num_heads, minimum=1)
+        num_kv_heads = num_heads if num_kv_heads is None else as_int("num_kv_heads", num_kv_heads, minimum=1)
         if num_heads % num_kv_heads != 0:
-            raise ValueError(f"num_kv_heads: expected a divisor of num_heads={num_heads}, got {num_kv_heads}")
+            fail(ValueError, "num_kv_heads", f"a divisor of num_heads={num_heads}", num_kv_heads)
         if head_dim is None:
             if embed_dim % num_heads != 0:
-                raise ValueError(
-                    f"num_heads: expected a divisor of embed_dim={embed_dim}, or head_dim, got {num_heads}"
-                )
+                fail(ValueError, "num_heads", f"a divisor of embed_dim={embed_dim}, or head_dim", num_heads)
             head_dim = embed_dim // num_heads
-        _check_positive("head_dim", head_dim)
+        head_dim = as_int("head_dim", head_dim, minimum=1)
         if rotary_base is not None:
-            if not rotary_base > 0:
-                raise ValueError(f"rotary_base: expected a positive number or None, got {rotary_base}")
-            if head_dim % 2 != 0:
-                raise ValueError(f"head_dim: rotary embedding needs an even one, got {head_dim}")
-        if not 0.0 <= dropout < 1.0:
-            raise ValueError(f"dropout: expected a probability in [0, 1), got {dropout}")
+            rotary_base = _check_rotary(rotary_base, "rotary_base", "a positive number or None", head_dim)
+        dropout = check_probability("dropout", dropout)
+        if softmax_scale is not None:
+            softmax_scale = check_number("softmax_scale", softmax_scale, "a finite number or None")
+        if deterministic is not None:
+            check_flag("deterministic", deterministic)
+        for name, flag in (("qkv_bias", qkv_bias), ("out_bias", out_bias)):
+            check_flag(name, flag)
 
         self.embed_dim = embed_dim
         self.num_heads = num_heads
@@ -112,19 +120,19 @@ class FlashMaskAttention(nn.Layer):
             ``[B, S, embed_dim]``.
 
         Raises:
-            ValueError: shapes or arguments that do not belong together.
+            TypeError: an argument has the wrong type or dtype; that of ``x`` is the weights', but under AMP.
+            ValueError: shapes, devices or arguments that do not belong together.
         """
-        if x.ndim != 3 or x.shape[2] != self.embed_dim:
-            raise ValueError(f"x: expected shape [B, S, {self.embed_dim}], got {list(x.shape)}")
+        self._check_input(x)
         q = self.q_proj(x).reshape([0, 0, self.num_heads, self.head_dim])
         k = self.k_proj(x).reshape([0, 0, self.num_kv_heads, self.head_dim])
         v = self.v_proj(x).reshape([0, 0, self.num_kv_heads, self.head_dim])
         if self.rotary_base is not None:
             if position_ids is None:
-                position_ids = paddle.arange(x.shape[1])
+                position_ids = to_device_of(x, paddle.arange(x.shape[1]))
             q, k = apply_rotary(q, k, position_ids, self.rotary_base)
         elif position_ids is not None:
-            raise ValueError("position_ids: only a layer with rotary_base uses them, this one has none")
+            fail(ValueError, "position_ids", "None, as this layer has no rotary_base", "some")
         out = attention(
             q,
             k,
@@ -138,6 +146,19 @@ class FlashMaskAttention(nn.Layer):
             deterministic=self.deterministic,
         )
         return self.out_proj(out.reshape([0, 0, self.num_heads * self.head_dim]))
+
+    def _check_input(self, x: Tensor) -> None:
+        check_tensor("x", x, 3, FLOATS, f"[B, S, {self.embed_dim}]")
+        if not same_size(x.shape[2], self.embed_dim):
+            fail(ValueError, "x", f"[B, S, {self.embed_dim}]", f"shape {list(x.shape)}")
+        if not isinstance(
+            self.q_proj, nn.Linear
+        ):  # someone's own (an adapter, say), which knows what it takes
+            return
+        weight = self.q_proj.weight
+        if amp_dtype() is None and dtype_name(x) != dtype_name(weight):
+            fail(TypeError, "x", f"the dtype of the layer's weights, {dtype_name(weight)}", dtype_name(x))
+        check_place("x", x, "the layer's weights", weight)
 
     def extra_repr(self) -> str:
         """The arguments, for ``print(model)``."""
@@ -164,16 +185,21 @@ def apply_rotary(q: Tensor, k: Tensor, position_ids: Tensor, base: float = 10000
         q and k rotated, in their dtypes.
 
     Raises:
-        TypeError: ``position_ids`` are not integers.
-        ValueError: ``position_ids`` do not have one of the two shapes.
+        TypeError: an argument has the wrong type or dtype.
+        ValueError: shapes or devices do not fit together, D is odd, or ``base`` is not positive.
     """
-    if position_ids.dtype not in (paddle.int32, paddle.int64):
-        raise TypeError(f"position_ids: expected int32 or int64, got {position_ids.dtype}")
+    check_tensor("q", q, 4, FLOATS, "[B, S, Hq, D]")
+    check_tensor("k", k, 4, (dtype_name(q),), "[B, S, Hk, D]")
     batch, seqlen, _, head_dim = q.shape
-    shape = [1, *position_ids.shape] if position_ids.ndim == 1 else list(position_ids.shape)
-    if len(shape) != 2 or not ((shape[0] == 1 or same_size(shape[0], batch)) and same_size(shape[1], seqlen)):
-        expected = f"[{batch}, {seqlen}], [1, {seqlen}] or [{seqlen}]"
-        raise ValueError(f"position_ids: expected shape {expected}, got {list(position_ids.shape)}")
+    if not all(same_size(k.shape[axis], q.shape[axis]) for axis in (0, 1, 3)):
+        fail(ValueError, "k", f"the batch, length, head dim of q {list(q.shape)}", f"shape {list(k.shape)}")
+    base = _check_rotary(base, "base", "a positive number", head_dim)
+    layouts = f"[{batch}, {seqlen}], [1, {seqlen}] or [{seqlen}]"
+    check_tensor("position_ids", position_ids, (1, 2), ("int32", "int64"), layouts)
+    shape = [1, *position_ids.shape][-2:]
+    if not ((shape[0] == 1 or same_size(shape[0], batch)) and same_size(shape[1], seqlen)):
+        fail(ValueError, "position_ids", layouts, f"shape {list(position_ids.shape)}")
+    check_place("position_ids", position_ids, "q", q)
     with _without_amp():
         wide = "float64" if q.dtype == paddle.float64 else "float32"
         frequencies = paddle.exp(paddle.arange(0, head_dim, 2, dtype=wide) * (-math.log(base) / head_dim))
@@ -198,6 +224,10 @@ def _without_amp() -> AbstractContextManager[None]:
     return nullcontext()
 
 
-def _check_positive(name: str, value: int) -> None:
-    if not isinstance(value, int) or value <= 0:
-        raise ValueError(f"{name}: expected a positive int, got {value!r}")
+def _check_rotary(base: float, name: str, expected: str, head_dim: int) -> float:
+    base = check_number(name, base, expected)
+    if base <= 0:
+        fail(ValueError, name, expected, base)
+    if head_dim % 2 != 0:
+        fail(ValueError, "head_dim", "an even one for the rotary embedding", head_dim)
+    return base

@@ -181,6 +181,11 @@ class TestAttention:
         ),
         ({"softmax_scale": np.nan}, ValueError, "softmax_scale: expected a finite number or None, got nan"),
         ({"softmax_scale": np.inf}, ValueError, "softmax_scale: expected a finite number or None, got inf"),
+        (
+            {"softmax_scale": 10**400},
+            ValueError,
+            "softmax_scale: expected a finite number or None, got more than a float64 holds",
+        ),
         ({"dropout_p": None}, TypeError, "dropout_p: expected a number in [0, 1), got NoneType"),
         ({"dropout_p": tensor(1)}, TypeError, "dropout_p: expected a number in [0, 1), got Tensor"),
         ({"dropout_p": 1.0}, ValueError, "dropout_p: expected a number in [0, 1), got 1.0"),

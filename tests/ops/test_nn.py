@@ -1,5 +1,6 @@
 """FlashMaskAttention against the same layer written with dense Paddle operations and the same weights."""
 
+import re
 from functools import partial
 
 import numpy as np
@@ -237,57 +238,141 @@ def test_state_dict_is_stable(rng):
     assert (layer(x, causal=True) == other(x, causal=True)).all()
 
 
+INTEGER, POSITIVE = "expected an integer", f"expected an integer in [1, {2**31 - 1}]"
+
+
 @pytest.mark.parametrize(
-    ("options", "message"),
+    ("options", "error", "message"),
     [
-        ({"embed_dim": 0}, "embed_dim: expected a positive int, got 0"),
-        ({"num_heads": 2.0}, "num_heads: expected a positive int, got 2.0"),
-        ({"num_kv_heads": 4}, "num_kv_heads: expected a divisor of num_heads=6, got 4"),
-        ({"num_heads": 7}, "num_heads: expected a divisor of embed_dim=48"),
-        ({"head_dim": -8}, "head_dim: expected a positive int, got -8"),
-        ({"head_dim": 9, "rotary_base": 1e4}, "head_dim: rotary embedding needs an even one, got 9"),
-        ({"rotary_base": -1.0}, "rotary_base: expected a positive number or None, got -1.0"),
-        ({"dropout": 1.0}, r"dropout: expected a probability in \[0, 1\), got 1.0"),
+        *(
+            case
+            for name in ("embed_dim", "num_heads", "num_kv_heads", "head_dim")
+            for case in (
+                ({name: 2.0}, TypeError, f"{name}: {INTEGER}, got float 2.0"),
+                ({name: "16"}, TypeError, f"{name}: {INTEGER}, got str '16'"),
+                ({name: True}, TypeError, f"{name}: {INTEGER}, got bool True"),
+                ({name: 0}, ValueError, f"{name}: {POSITIVE}, got 0"),
+                ({name: -8}, ValueError, f"{name}: {POSITIVE}, got -8"),
+            )
+        ),
+        ({"embed_dim": None}, TypeError, f"embed_dim: {INTEGER}, got NoneType None"),
+        ({"num_heads": None}, TypeError, f"num_heads: {INTEGER}, got NoneType None"),
+        ({"num_kv_heads": 4}, ValueError, "num_kv_heads: expected a divisor of num_heads=6, got 4"),
+        ({"num_heads": 7}, ValueError, "num_heads: expected a divisor of embed_dim=48, or head_dim, got 7"),
+        (
+            {"head_dim": 9, "rotary_base": 1e4},
+            ValueError,
+            "head_dim: expected an even one for the rotary embedding, got 9",
+        ),
+        ({"rotary_base": "x"}, TypeError, "rotary_base: expected a positive number or None, got str"),
+        ({"rotary_base": True}, TypeError, "rotary_base: expected a positive number or None, got bool"),
+        ({"rotary_base": -1}, ValueError, "rotary_base: expected a positive number or None, got -1.0"),
+        ({"rotary_base": np.inf}, ValueError, "rotary_base: expected a positive number or None, got inf"),
+        ({"dropout": "a"}, TypeError, "dropout: expected a number in [0, 1), got str"),
+        ({"dropout": None}, TypeError, "dropout: expected a number in [0, 1), got NoneType"),
+        ({"dropout": 1}, ValueError, "dropout: expected a number in [0, 1), got 1.0"),
+        ({"softmax_scale": "x"}, TypeError, "softmax_scale: expected a finite number or None, got str"),
+        ({"softmax_scale": np.nan}, ValueError, "softmax_scale: expected a finite number or None, got nan"),
+        ({"deterministic": 3}, TypeError, "deterministic: expected a bool, got 3"),
+        ({"qkv_bias": "x"}, TypeError, "qkv_bias: expected a bool, got 'x'"),
+        ({"out_bias": None}, TypeError, "out_bias: expected a bool, got None"),
     ],
 )
-def test_bad_options(options, message):
-    with pytest.raises(ValueError, match=message):
+def test_bad_options(options, error, message):
+    with pytest.raises(error, match=f"^{re.escape(message)}$"):
         nn.FlashMaskAttention(**{"embed_dim": EMBED_DIM, "num_heads": HEADS, **options})
 
 
+def zeros(*shape, dtype="float32"):
+    return paddle.zeros(shape, dtype=dtype)
+
+
+X, FLOATS = zeros(2, SEQLEN, EMBED_DIM), "float16 or bfloat16 or float32 or float64"
+LAYOUTS = "[2, 40], [1, 40] or [40]"
+
+
 @pytest.mark.parametrize(
-    ("x", "positions", "error", "message"),
+    ("arguments", "error", "message"),
     [
-        (np.zeros((2, 5), np.float32), None, ValueError, r"x: expected shape \[B, S, 48\], got \[2, 5\]"),
+        ({"x": 3}, TypeError, "x: expected a paddle.Tensor, got int"),
+        ({"x": X.numpy()}, TypeError, "x: expected a paddle.Tensor, got ndarray"),
+        ({"x": zeros(2, 5)}, ValueError, "x: expected rank 3 [B, S, 48], got shape [2, 5]"),
+        ({"x": zeros(2, 5, 47)}, ValueError, "x: expected [B, S, 48], got shape [2, 5, 47]"),
+        ({"x": X.astype("int64")}, TypeError, f"x: expected {FLOATS}, got int64"),
         (
-            np.zeros((2, 5, 47), np.float32),
-            None,
-            ValueError,
-            r"x: expected shape \[B, S, 48\], got \[2, 5, 47\]",
-        ),
-        (None, np.zeros(3, np.int64), ValueError, r"position_ids: expected shape \[2, 40\].* got \[3\]"),
-        (None, np.zeros((3, 40), np.int64), ValueError, r"position_ids: expected shape .* got \[3, 40\]"),
-        (
-            None,
-            np.zeros((1, 1, 40), np.int64),
-            ValueError,
-            r"position_ids: expected shape .* got \[1, 1, 40\]",
-        ),
-        (
-            None,
-            np.zeros(40, np.float32),
+            {"x": X.astype("float64")},
             TypeError,
-            "position_ids: expected int32 or int64, got paddle.float32",
+            "x: expected the dtype of the layer's weights, float32, got float64",
         ),
+        ({"position_ids": [0, 1, 2]}, TypeError, "position_ids: expected a paddle.Tensor, got list"),
+        (
+            {"position_ids": zeros(3, dtype="int64")},
+            ValueError,
+            f"position_ids: expected {LAYOUTS}, got shape [3]",
+        ),
+        (
+            {"position_ids": zeros(3, 40, dtype="int64")},
+            ValueError,
+            f"position_ids: expected {LAYOUTS}, got shape [3, 40]",
+        ),
+        (
+            {"position_ids": zeros(1, 1, 40, dtype="int64")},
+            ValueError,
+            f"position_ids: expected rank 1 or 2 {LAYOUTS}, got shape [1, 1, 40]",
+        ),
+        ({"position_ids": zeros(40)}, TypeError, "position_ids: expected int32 or int64, got float32"),
+        ({"mask": 3}, TypeError, "mask: expected a paddle_flashmask.masks.ColumnMask, got int"),
+        ({"startend_row_indices": 3}, TypeError, "startend_row_indices: expected a paddle.Tensor, got int"),
+        ({"causal": 1}, TypeError, "causal: expected a bool, got 1"),
     ],
 )
-def test_bad_inputs(rng, x, positions, error, message):
-    x = make_input(rng) if x is None else paddle.to_tensor(x)
-    positions = None if positions is None else paddle.to_tensor(positions)
-    with pytest.raises(error, match=message):
-        make_layer()(x, causal=True, position_ids=positions)
+def test_bad_inputs(arguments, error, message):
+    with pytest.raises(error, match=f"^{re.escape(message)}$"):
+        make_layer()(**{"x": X, **arguments})
 
 
-def test_positions_without_rotary_are_refused(rng):
-    with pytest.raises(ValueError, match="position_ids: only a layer with rotary_base"):
-        make_layer(rotary_base=None)(make_input(rng), position_ids=paddle.to_tensor(POSITIONS))
+def test_positions_without_rotary_are_refused():
+    with pytest.raises(ValueError, match=r"position_ids: expected None, as this layer has no rotary_base"):
+        make_layer(rotary_base=None)(X, position_ids=paddle.to_tensor(POSITIONS))
+
+
+def test_someones_own_projection_decides_what_it_takes(rng):
+    """An adapter say, which may have no weight of its own."""
+
+    class Rounded(paddle.nn.Layer):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(x.astype("float32"))
+
+    layer, x = make_layer(), make_input(rng, dtype="float64")
+    expected = layer(x.astype("float32"), causal=True)
+    for name in ("q_proj", "k_proj", "v_proj"):
+        setattr(layer, name, Rounded(getattr(layer, name)))
+    np.testing.assert_array_equal(layer(x, causal=True).numpy(), expected.numpy())
+
+
+Q, K, IDS = zeros(2, 5, 4, 8), zeros(2, 5, 2, 8), zeros(5, dtype="int64")
+
+
+@pytest.mark.parametrize(
+    ("arguments", "error", "message"),
+    [
+        ({"q": 3}, TypeError, "q: expected a paddle.Tensor, got int"),
+        ({"q": zeros(2, 5, 8)}, ValueError, "q: expected rank 4 [B, S, Hq, D], got shape [2, 5, 8]"),
+        ({"k": K.astype("float64")}, TypeError, "k: expected float32, got float64"),
+        (
+            {"k": zeros(2, 6, 2, 8)},
+            ValueError,
+            "k: expected the batch, length, head dim of q [2, 5, 4, 8], got shape [2, 6, 2, 8]",
+        ),
+        ({"base": "x"}, TypeError, "base: expected a positive number, got str"),
+        ({"base": 0}, ValueError, "base: expected a positive number, got 0.0"),
+        ({"position_ids": None}, TypeError, "position_ids: expected a paddle.Tensor, got NoneType"),
+    ],
+)
+def test_bad_arguments_of_rotary(arguments, error, message):
+    with pytest.raises(error, match=f"^{re.escape(message)}$"):
+        nn.apply_rotary(**{"q": Q, "k": K, "position_ids": IDS, **arguments})
