@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 OUTPUT = Path(__file__).resolve().parent.parent / "csrc" / "sm90" / "wgmma.cuh"
-COLUMNS = (64, 80, 96, 112, 128, 144, 160, 176, 192, 256)
+COLUMNS = (32, 64, 80, 96, 112, 128, 144, 160, 176, 192, 256)
 TYPES = {"__nv_bfloat16": "bf16", "__half": "f16"}
 
 HEAD = """// Written by scripts/generate_wgmma.py; edit that.
@@ -21,7 +21,7 @@ HEAD = """// Written by scripts/generate_wgmma.py; edit that.
 // D[64 x kN] (+)= A[64 x 16] * B[16 x kN] by one warpgroup, fp32 accumulators: warp w of the four holds rows
 // 16w .. 16w + 15 as m16n8 fragments, d[4 * n ..] being columns 8n .. 8n + 7. A comes from shared memory (a
 // descriptor) or from registers (an m16k16 fragment), B from shared memory; with kBTransposed its columns
-// are contiguous there, not its depth.
+// are contiguous there, not its depth, and with kATransposed so are A's rows.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -31,7 +31,7 @@ HEAD = """// Written by scripts/generate_wgmma.py; edit that.
 
 namespace flashmask::sm90 {
 
-template <typename Element, int kN, bool kBTransposed>
+template <typename Element, int kN, bool kBTransposed, bool kATransposed = false>
 struct Wgmma;
 """
 
@@ -45,7 +45,9 @@ def function(name: str, columns: int, kind: str) -> str:
     a_count = 1 if name == "ss" else 4
     a = f"%{count}" if name == "ss" else "{" + ", ".join(f"%{count + i}" for i in range(4)) + "}"
     b, scale = count + a_count, count + a_count + 1
-    tail = f"p, 1, 1, {'0, ' if name == 'ss' else ''}%{scale + 1}"
+    tail = f"p, 1, 1, %{scale + 1}, %{scale + 2}" if name == "ss" else f"p, 1, 1, %{scale + 1}"
+    flags = ["kATransposed", "kBTransposed"] if name == "ss" else ["kBTransposed"]
+    immediates = ", ".join(f'"n"(static_cast<int>({flag}))' for flag in flags)
     a_type = "uint64_t a" if name == "ss" else "const uint32_t (&a)[4]"
     a_operands = '"l"(a)' if name == "ss" else ", ".join(f'"r"(a[{i}])' for i in range(4))
     outputs = [f'"+f"(d[{i}])' for i in range(count)]
@@ -58,7 +60,7 @@ def function(name: str, columns: int, kind: str) -> str:
         "{braces}}},\\n"
         "{a}, %{b}, {tail};\\n}}\\n"
         : {output_lines}
-        : {a_operands}, "l"(b), "r"(static_cast<int>(accumulate)), "n"(static_cast<int>(kBTransposed)));
+        : {a_operands}, "l"(b), "r"(static_cast<int>(accumulate)), {immediates});
   }}
 """
 
@@ -69,7 +71,8 @@ def generate() -> str:
     for columns in COLUMNS:
         for element, kind in TYPES.items():
             parts.append(
-                f"\ntemplate <bool kBTransposed>\nstruct Wgmma<{element}, {columns}, kBTransposed> {{\n"
+                f"\ntemplate <bool kBTransposed, bool kATransposed>\n"
+                f"struct Wgmma<{element}, {columns}, kBTransposed, kATransposed> {{\n"
                 f"{function('ss', columns, kind)}\n{function('rs', columns, kind)}}};\n"
             )
     return (

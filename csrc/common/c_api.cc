@@ -41,8 +41,7 @@ int flashmask_cuda_describe(int32_t family, int32_t backward, flashmask::DType d
   const int64_t seed_offset[2] = {0, 0};
   const auto fill = [&](auto params) {
     params.dtype = dtype;
-    params.shape.head_dim = head_dim;
-    params.shape.head_dim_v = head_dim_v;
+    params.shape = {1, 1, 1, 1, 1, head_dim, head_dim_v};
     params.dropout.seed_offset = dropout != 0 ? seed_offset : nullptr;
     return params;
   };

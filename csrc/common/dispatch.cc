@@ -2,6 +2,7 @@
 
 #include <cstdarg>
 #include <cstdio>
+#include <type_traits>
 
 namespace flashmask {
 namespace {
@@ -83,7 +84,11 @@ int choose(Family family, const Params& params, Choice<Params>* choice, char* me
   const cudaError_t error = current_device(&device);
   if (error != cudaSuccess) return fail(message, capacity, "reading the device's limits", error);
   *choice = {nullptr, Family::kSm90};
-  if (family != Family::kSm80 && device.major == 9) {
+  // TMA describes no empty tensor; the portable kernels write what little there is then.
+  const bool empty = params.shape.batch == 0 || params.shape.seqlen_q == 0 || params.shape.seqlen_k == 0;
+  // The Hopper backward has not been run yet: it serves those who ask for it by name.
+  const bool trusted = std::is_same_v<Params, ForwardParams>;
+  if (device.major == 9 && !empty && (family == Family::kSm90 || (family == Family::kBest && trusted))) {
     choice->kernel = search(sm90::kernel_table(), params, device.smem_limit);
   }
   if (choice->kernel == nullptr && family != Family::kSm90) {

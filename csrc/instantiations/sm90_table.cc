@@ -15,6 +15,10 @@ extern const ForwardKernel forward_d192_bf16[2];
 extern const ForwardKernel forward_d192_fp16[2];
 extern const ForwardKernel forward_d256_bf16[2];
 extern const ForwardKernel forward_d256_fp16[2];
+extern const BackwardKernel backward_d64_bf16[2];
+extern const BackwardKernel backward_d64_fp16[2];
+extern const BackwardKernel backward_d128_bf16[2];
+extern const BackwardKernel backward_d128_fp16[2];
 
 namespace {
 
@@ -42,6 +46,10 @@ KernelTable kernel_table() {
   }();
   static const auto backward = [] {
     std::vector<BackwardKernel> all;
+    append(all, backward_d64_bf16);
+    append(all, backward_d64_fp16);
+    append(all, backward_d128_bf16);
+    append(all, backward_d128_fp16);
     return all;
   }();
   return {forward.data(), static_cast<int>(forward.size()), backward.data(), static_cast<int>(backward.size())};

@@ -98,13 +98,13 @@ __global__ void backward_before_kernel(const __grid_constant__ BackwardParams pa
   if (threadIdx.x == 0) rows.empty[blockIdx.x] = any_empty;
 }
 
-// dq = softmax_scale * workspace. Grid: tiles * Hq * B blocks of Config::kThreads, each a row tile.
-template <class Config>
+// dq = softmax_scale * workspace. Grid: tiles * Hq * B blocks of Config::kThreads, each a row tile. Workspace
+// says how the accumulators lie, as DqWorkspace does.
+template <class Config, class Workspace = DqWorkspace<Config>>
 __global__ void backward_after_kernel(const __grid_constant__ BackwardParams params, const float* workspace,
                                       int tiles) {
   using Element = typename Config::Element;
   using Tile = typename Config::QTile;
-  using Workspace = DqWorkspace<Config>;
   extern __shared__ __align__(1024) char smem[];
   const Shape& shape = params.shape;
   const int tile = blockIdx.x % tiles;

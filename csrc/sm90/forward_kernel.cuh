@@ -264,7 +264,7 @@ class Consumer {
       if (step.work < 0) break;
       consume(step);
     }
-    if (thread_ == 0) tma_store_wait_read();  // the block's shared memory must outlive its stores
+    if (thread_ == 0) bulk_wait_read();  // the block's shared memory must outlive its stores
   }
 
  private:
@@ -412,7 +412,7 @@ class Consumer {
     float* lse = static_cast<float*>(arguments_.params.lse) +
                  (int64_t{work.batch} * shape.heads_q + work.head) * shape.seqlen_q;
     if (Config::kOwnO) {  // the row tile before must have been read
-      if (thread_ == 0) tma_store_wait_read();
+      if (thread_ == 0) bulk_wait_read();
       named_barrier_sync(kGroupBarrier + group_, 128);
     }
 #pragma unroll
@@ -435,9 +435,9 @@ class Consumer {
         tma_store(&arguments_.o, smem_.o() + panel * Config::OTile::kPanelBytes + group_ * 64 * 128,
                   panel * 64, group_row, work.head, work.batch);
       }
-      tma_store_commit();
+      bulk_commit();
       if (!Config::kOwnO) {
-        tma_store_wait_read();
+        bulk_wait_read();
         smem_.q_empty.arrive();
       }
     }
@@ -471,11 +471,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     }
     fence_barrier_init();
     prefetch_descriptor(&arguments.q);
+    prefetch_descriptor(&arguments.k);
+    prefetch_descriptor(&arguments.v);
     prefetch_descriptor(&arguments.o);
-    if (arguments.mask.tile_count > 0) {
-      prefetch_descriptor(&arguments.k);
-      prefetch_descriptor(&arguments.v);
-    }
   }
   __syncthreads();
   if (warp < 4) {

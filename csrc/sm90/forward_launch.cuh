@@ -36,14 +36,12 @@ cudaError_t launch_forward(const ForwardParams& params) {
   cudaError_t error = encode_tensor_map(&arguments.q, params.q, params.dtype, shape.batch, shape.seqlen_q,
                                         shape.heads_q, shape.head_dim, 64);
   if (error != cudaSuccess) return error;
-  if (shape.seqlen_k > 0) {  // else nobody reads them, and TMA describes no empty tensor
-    error = encode_tensor_map(&arguments.k, params.k, params.dtype, shape.batch, shape.seqlen_k,
-                              shape.heads_k, shape.head_dim, Config::kBlockN);
-    if (error != cudaSuccess) return error;
-    error = encode_tensor_map(&arguments.v, params.v, params.dtype, shape.batch, shape.seqlen_k,
-                              shape.heads_k, shape.head_dim_v, Config::kBlockN);
-    if (error != cudaSuccess) return error;
-  }
+  error = encode_tensor_map(&arguments.k, params.k, params.dtype, shape.batch, shape.seqlen_k, shape.heads_k,
+                            shape.head_dim, Config::kBlockN);
+  if (error != cudaSuccess) return error;
+  error = encode_tensor_map(&arguments.v, params.v, params.dtype, shape.batch, shape.seqlen_k, shape.heads_k,
+                            shape.head_dim_v, Config::kBlockN);
+  if (error != cudaSuccess) return error;
   error = encode_tensor_map(&arguments.o, params.o, params.dtype, shape.batch, shape.seqlen_q, shape.heads_q,
                             shape.head_dim_v, 64);
   if (error != cudaSuccess) return error;

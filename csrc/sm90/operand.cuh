@@ -29,9 +29,11 @@ struct Operand {
     return descriptor(tile + k / 4 * kPanelBytes + row * 128 + k % 4 * 32, 1, 1024 / 16);
   }
 
-  // The tile as wgmma's transposed B (or A) with the rows as depth, all columns; k counts 16 rows.
-  static __device__ __forceinline__ uint64_t depth_rows(uint32_t tile, int k) {
-    return descriptor(tile + k * 16 * 128, kPanelBytes / 16, 1024 / 16);
+  // The tile as wgmma's transposed B (or A) with the rows as depth, from column `column` on (the columns read
+  // lie in one panel or start where one does); k counts 16 rows.
+  static __device__ __forceinline__ uint64_t depth_rows(uint32_t tile, int k, int column = 0) {
+    return descriptor(tile + column / 64 * kPanelBytes + column % 64 * 2 + k * 16 * 128, kPanelBytes / 16,
+                      1024 / 16);
   }
 
  private:

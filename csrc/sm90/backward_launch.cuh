@@ -1,0 +1,133 @@
+// Host side of the Hopper backward, of tensors that are not empty: workspace plan, row statistics, pre-pass,
+// main kernel, dQ conversion.
+#pragma once
+
+#include "common/kernel_table.h"
+#include "common/mask_prepass.h"
+#include "sm90/backward_kernel.cuh"
+#include "sm90/tensor_map.h"
+
+namespace flashmask::sm90 {
+
+// Offsets into the workspace, in bytes; each part starts on a 256-byte boundary.
+struct BackwardPlan {
+  int64_t mask, lse, delta, empty, dq, total;
+};
+
+template <class Config>
+BackwardPlan plan_backward(const BackwardParams& params) {
+  const Shape& shape = params.shape;
+  const int64_t tiles = shape.batch * shape.heads_q * ceil_div(shape.seqlen_q, Config::kBlockM);
+  BackwardPlan plan{};
+  int64_t end = 0;
+  const auto reserve = [&end](int64_t bytes) {
+    const int64_t begin = end;
+    end += ceil_div(bytes, 256) * 256;
+    return begin;
+  };
+  plan.mask = reserve(mask_tiles_bytes(effective_mask(params.mask), shape.seqlen_k, Config::kBlockN));
+  plan.lse = reserve(tiles * Config::kBlockM * 4);
+  plan.delta = reserve(tiles * Config::kBlockM * 4);
+  plan.empty = reserve(tiles * 4);
+  plan.dq = reserve(params.dq.data != nullptr ? tiles * DqWorkspace<Config>::kTileFloats * 4 : 0);
+  plan.total = end;
+  return plan;
+}
+
+template <class Config>
+int64_t backward_workspace_bytes(const BackwardParams& params) {
+  return plan_backward<Config>(params).total;
+}
+
+// What the portable dQ conversion asks of a configuration.
+template <class Config>
+struct DqConversion {
+  using Element = typename Config::Element;
+  static constexpr int kBlockM = Config::kBlockM;
+  static constexpr int kThreads = 128 * Config::kConsumers;
+  using QTile = sm80::SmemTile<Config::kBlockM, Config::kHeadDim>;
+};
+
+template <class Config>
+cudaError_t encode_tensor_maps(const BackwardParams& params, BackwardArguments* arguments) {
+  const Shape& shape = params.shape;
+  const auto encode = [&](CUtensorMap* map, const Tensor& tensor, bool of_keys, int columns, int box_rows) {
+    if (tensor.data == nullptr) return cudaSuccess;  // a gradient that nobody asked for
+    return encode_tensor_map(map, tensor, params.dtype, shape.batch,
+                             of_keys ? shape.seqlen_k : shape.seqlen_q,
+                             of_keys ? shape.heads_k : shape.heads_q, columns, box_rows);
+  };
+  cudaError_t error = encode(&arguments->q, params.q, false, shape.head_dim, Config::kBlockM);
+  if (error == cudaSuccess)
+    error = encode(&arguments->dout, params.dout, false, shape.head_dim_v, Config::kBlockM);
+  if (error == cudaSuccess) error = encode(&arguments->k, params.k, true, shape.head_dim, Config::kBlockN);
+  if (error == cudaSuccess) error = encode(&arguments->v, params.v, true, shape.head_dim_v, Config::kBlockN);
+  if (error == cudaSuccess) error = encode(&arguments->dk, params.dk, true, shape.head_dim, 64);
+  if (error == cudaSuccess) error = encode(&arguments->dv, params.dv, true, shape.head_dim_v, 64);
+  return error;
+}
+
+template <class Config>
+cudaError_t launch_backward(const BackwardParams& params) {
+  const auto stream = static_cast<cudaStream_t>(params.stream);
+  const Shape& shape = params.shape;
+  const Mask mask = effective_mask(params.mask);
+  const BackwardPlan plan = plan_backward<Config>(params);
+  char* workspace = static_cast<char*>(params.workspace);
+  const bool wants_dq = params.dq.data != nullptr;
+
+  BackwardArguments arguments{};
+  arguments.params = params;
+  arguments.mask =
+      carve_mask_tiles(mask, params.visit, shape.seqlen_k, Config::kBlockN, workspace + plan.mask);
+  arguments.rows = {reinterpret_cast<float*>(workspace + plan.lse),
+                    reinterpret_cast<float*>(workspace + plan.delta),
+                    reinterpret_cast<int*>(workspace + plan.empty),
+                    static_cast<int>(ceil_div(shape.seqlen_q, Config::kBlockM))};
+  arguments.dq = reinterpret_cast<float*>(workspace + plan.dq);
+  arguments.column_tiles = arguments.mask.tile_count;
+
+  const auto row_blocks = static_cast<unsigned>(shape.batch * shape.heads_q * arguments.rows.tiles);
+  const int64_t blocks = int64_t{arguments.column_tiles} * shape.heads_k * shape.batch;
+  cudaError_t error = launch_mask_prepass(mask, shape, arguments.mask, stream);
+  if (error != cudaSuccess) return error;
+  if (plan.total > plan.dq) {
+    error = cudaMemsetAsync(workspace + plan.dq, 0, plan.total - plan.dq, stream);
+    if (error != cudaSuccess) return error;
+  }
+  sm80::backward_before_kernel<Config><<<row_blocks, 128, 0, stream>>>(params, arguments.rows);
+  error = encode_tensor_maps<Config>(params, &arguments);
+  if (error != cudaSuccess) return error;
+  constexpr int kSmemBytes = sizeof(typename Config::Smem);
+  error =
+      cudaFuncSetAttribute(backward_kernel<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
+  if (error != cudaSuccess) return error;
+  backward_kernel<Config><<<static_cast<unsigned>(blocks), Config::kThreads, kSmemBytes, stream>>>(arguments);
+  if (wants_dq) {
+    using Conversion = DqConversion<Config>;
+    constexpr int kTileBytes = Conversion::QTile::kBytes;
+    const auto convert = sm80::backward_after_kernel<Conversion, DqWorkspace<Config>>;
+    error = cudaFuncSetAttribute(convert, cudaFuncAttributeMaxDynamicSharedMemorySize, kTileBytes);
+    if (error != cudaSuccess) return error;
+    convert<<<row_blocks, Conversion::kThreads, kTileBytes, stream>>>(params, arguments.dq,
+                                                                      arguments.rows.tiles);
+  }
+  return cudaGetLastError();
+}
+
+template <class Config>
+constexpr BackwardKernel describe_backward(DType dtype) {
+  BackwardKernel kernel{};
+  kernel.dtype = dtype;
+  kernel.head_dim = Config::kHeadDim;
+  kernel.head_dim_v = Config::kHeadDimV;
+  kernel.dense = Config::kDense;
+  kernel.block_m = Config::kBlockM;
+  kernel.block_n = Config::kBlockN;
+  kernel.smem_bytes = sizeof(typename Config::Smem);
+  kernel.workspace_bytes = backward_workspace_bytes<Config>;
+  kernel.launch = launch_backward<Config>;
+  return kernel;
+}
+
+}  // namespace flashmask::sm90
