@@ -25,6 +25,37 @@ struct Kernel {
   cudaError_t (*launch)(const Params& params);
 };
 
+// What a Config says of the kernel that is made from it.
+template <class Config, class Params>
+constexpr Kernel<Params> describe_kernel(DType dtype, int64_t (*workspace_bytes)(const Params&),
+                                         cudaError_t (*launch)(const Params&)) {
+  return {dtype,
+          Config::kHeadDim,
+          Config::kHeadDimV,
+          Config::kDropout,
+          Config::kDeterministic,
+          Config::kDense,
+          Config::kBlockM,
+          Config::kBlockN,
+          sizeof(typename Config::Smem),
+          workspace_bytes,
+          launch};
+}
+
+// Divides a workspace: each part starts on a 256-byte boundary.
+class WorkspacePlan {
+ public:
+  constexpr int64_t reserve(int64_t bytes) {
+    const int64_t begin = end_;
+    end_ += (bytes + 255) / 256 * 256;
+    return begin;
+  }
+  constexpr int64_t end() const { return end_; }
+
+ private:
+  int64_t end_ = 0;
+};
+
 using ForwardKernel = Kernel<ForwardParams>;
 using BackwardKernel = Kernel<BackwardParams>;
 

@@ -21,7 +21,8 @@ struct ForwardConfig {
   static constexpr int kWarps = kWarps_;
   static constexpr int kThreads = 32 * kWarps;
   static constexpr bool kDropout = kDropout_;
-  static constexpr bool kDense = kDense_;  // test mode: the mask is read from a dense matrix
+  static constexpr bool kDeterministic = false;  // it always is, and has no other way to be asked for
+  static constexpr bool kDense = kDense_;        // test mode: the mask is read from a dense matrix
   static_assert(kBlockM % (16 * kWarps) == 0, "every warp owns whole 16-row fragments");
   static_assert(kBlockN <= kThreads, "one thread copies one column's slots");
   static_assert(kBlockN % 32 == 0, "the pre-pass walks tiles 32 columns at a time");

@@ -35,19 +35,8 @@ cudaError_t launch_forward(const ForwardParams& params) {
 
 template <class Config>
 constexpr ForwardKernel describe_forward(DType dtype) {
-  ForwardKernel kernel{};
-  kernel.dtype = dtype;
-  kernel.head_dim = Config::kHeadDim;
-  kernel.head_dim_v = Config::kHeadDimV;
-  kernel.dropout = Config::kDropout;
-  kernel.deterministic = false;
-  kernel.dense = Config::kDense;
-  kernel.block_m = Config::kBlockM;
-  kernel.block_n = Config::kBlockN;
-  kernel.smem_bytes = sizeof(typename Config::Smem);
-  kernel.workspace_bytes = forward_workspace_bytes<Config>;
-  kernel.launch = launch_forward<Config>;
-  return kernel;
+  return describe_kernel<Config, ForwardParams>(dtype, forward_workspace_bytes<Config>,
+                                                launch_forward<Config>);
 }
 
 }  // namespace flashmask::sm80

@@ -25,6 +25,8 @@ struct BackwardConfig {
   static constexpr int kBlockN = 64 * kConsumers;
   static constexpr int kStages = kStages_;  // of Q and dO
   static constexpr bool kDense = kDense_;
+  static constexpr bool kDropout = false;
+  static constexpr bool kDeterministic = false;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kDqColumns = kHeadDim / kConsumers;  // of a consumer
   static_assert(kStages == 2, "dS has as many buffers, and needs two");

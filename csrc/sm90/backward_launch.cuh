@@ -9,7 +9,7 @@
 
 namespace flashmask::sm90 {
 
-// Offsets into the workspace, in bytes; each part starts on a 256-byte boundary.
+// Offsets into the workspace, in bytes.
 struct BackwardPlan {
   int64_t mask, lse, delta, empty, dq, total;
 };
@@ -19,18 +19,13 @@ BackwardPlan plan_backward(const BackwardParams& params) {
   const Shape& shape = params.shape;
   const int64_t tiles = shape.batch * shape.heads_q * ceil_div(shape.seqlen_q, Config::kBlockM);
   BackwardPlan plan{};
-  int64_t end = 0;
-  const auto reserve = [&end](int64_t bytes) {
-    const int64_t begin = end;
-    end += ceil_div(bytes, 256) * 256;
-    return begin;
-  };
-  plan.mask = reserve(mask_tiles_bytes(effective_mask(params.mask), shape.seqlen_k, Config::kBlockN));
-  plan.lse = reserve(tiles * Config::kBlockM * 4);
-  plan.delta = reserve(tiles * Config::kBlockM * 4);
-  plan.empty = reserve(tiles * 4);
-  plan.dq = reserve(params.dq.data != nullptr ? tiles * DqWorkspace<Config>::kTileFloats * 4 : 0);
-  plan.total = end;
+  WorkspacePlan parts;
+  plan.mask = parts.reserve(mask_tiles_bytes(effective_mask(params.mask), shape.seqlen_k, Config::kBlockN));
+  plan.lse = parts.reserve(tiles * Config::kBlockM * 4);
+  plan.delta = parts.reserve(tiles * Config::kBlockM * 4);
+  plan.empty = parts.reserve(tiles * 4);
+  plan.dq = parts.reserve(params.dq.data != nullptr ? tiles * DqWorkspace<Config>::kTileFloats * 4 : 0);
+  plan.total = parts.end();
   return plan;
 }
 
@@ -117,17 +112,8 @@ cudaError_t launch_backward(const BackwardParams& params) {
 
 template <class Config>
 constexpr BackwardKernel describe_backward(DType dtype) {
-  BackwardKernel kernel{};
-  kernel.dtype = dtype;
-  kernel.head_dim = Config::kHeadDim;
-  kernel.head_dim_v = Config::kHeadDimV;
-  kernel.dense = Config::kDense;
-  kernel.block_m = Config::kBlockM;
-  kernel.block_n = Config::kBlockN;
-  kernel.smem_bytes = sizeof(typename Config::Smem);
-  kernel.workspace_bytes = backward_workspace_bytes<Config>;
-  kernel.launch = launch_backward<Config>;
-  return kernel;
+  return describe_kernel<Config, BackwardParams>(dtype, backward_workspace_bytes<Config>,
+                                                 launch_backward<Config>);
 }
 
 }  // namespace flashmask::sm90

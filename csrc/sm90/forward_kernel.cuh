@@ -23,6 +23,8 @@ struct ForwardConfig {
   static constexpr int kBlockN = kBlockN_;
   static constexpr int kStages = kStages_;  // of K and of V
   static constexpr bool kDense = kDense_;   // test mode: the mask is read from a dense matrix
+  static constexpr bool kDropout = false;
+  static constexpr bool kDeterministic = false;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
   static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
