@@ -133,7 +133,7 @@ def check_device(names: tuple[str, str, str], q: Any, v: Any) -> None:
     device yet: the operator checks when it runs.)"""
     if not paddle.in_dynamic_mode():
         return
-    place = str(q.place)  # its text: Paddle 2.6, tracing piece by piece, dies of a place's methods
+    place = str(q.place)
     if place == "Place(cpu)":
         return
     name_q, _, name_v = names

@@ -7,6 +7,8 @@ the package.)
 from __future__ import annotations
 
 import functools
+import os
+from pathlib import Path
 from typing import Any, Literal, overload
 
 import numpy as np
@@ -36,6 +38,10 @@ try:  # Paddle 3
     from paddle.jit.marker import unified as traced_as_written
 except ImportError:  # Paddle 2.6
     from paddle.jit import not_to_static as traced_as_written
+
+    # That is for one whole program. Where it traces piece by piece, it would rewrite our Python frame by
+    # frame, and it mistakes some of it (keyword arguments get lost): ours runs as it is between two pieces.
+    core.eval_frame_skip_file_prefix((str(Path(__file__).parent) + os.sep,))
 
 __all__ = ["attention", "flashmask_attention"]
 

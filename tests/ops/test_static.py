@@ -14,6 +14,7 @@ import pytest
 from helpers import traced
 from paddle.static import InputSpec
 
+import paddle_flashmask
 from paddle_flashmask import attention, flashmask_attention, masks
 
 SEQLEN = 24
@@ -73,15 +74,36 @@ def test_indices_are_inputs_that_may_change():
     assert len(g.program_cache) == 1
 
 
-def test_paddles_signature_piece_by_piece():
-    """Paddle 2.6 traces our own Python too, frame by frame, and some of what Python can say kills it."""
+class TestPieceByPiece:
+    """Paddle 2.6 would trace our own Python too, frame by frame, and break it: it must leave it alone."""
 
-    def f(q, k, v, indices):
-        return flashmask_attention(
-            q, k, v, indices, causal=True, window_size=7, return_softmax_lse=True, return_seed_offset=True
-        )[:2]
+    def test_paddles_signature(self):
+        def f(q, k, v, indices):
+            return flashmask_attention(
+                q, k, v, indices, causal=True, window_size=7, return_softmax_lse=True, return_seed_offset=True
+            )[:2]
 
-    assert_same(f, traced(f, full_graph=False), document_indices([10, 14]))
+        assert_same(f, traced(f, full_graph=False), document_indices([10, 14]))
+
+    @pytest.mark.skipif(not paddle.__version__.startswith("2."), reason="Paddle 3 is told so by a decorator")
+    def test_our_frames_run_as_they_are(self, monkeypatch):
+        from paddle.jit.sot.opcode_translator.executor import executor_cache
+
+        rewritten, start = [], executor_cache.start_translate
+
+        def record(frame, **options):
+            rewritten.append(frame.f_code.co_filename)
+            return start(frame, **options)
+
+        monkeypatch.setattr(executor_cache, "start_translate", record)
+
+        def f(q, k, v):
+            return attention(q, k, v, dropout_p=0.5) + 1
+
+        traced(f, full_graph=False)(*random_inputs())
+        package = Path(paddle_flashmask.__file__).parent
+        assert rewritten
+        assert not [file for file in rewritten if package in Path(file).parents]
 
 
 class MaskedAttention(paddle.nn.Layer):
