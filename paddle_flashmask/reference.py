@@ -10,11 +10,15 @@ out ``[B, Sq, Hq, Dv]``, lse ``[B, Hq, Sq]``, with ``Hq % Hk == 0``.
 
 from __future__ import annotations
 
+import math
+import numbers
 from collections.abc import Iterator
 from typing import Any, NamedTuple
 
 import numpy as np
 import numpy.typing as npt
+
+from paddle_flashmask.masks._checks import as_array, as_int, describe
 
 Array = npt.NDArray[Any]
 Float64 = npt.NDArray[np.float64]
@@ -37,7 +41,7 @@ def attention_reference(
     """Exact attention in float64.
 
     Args:
-        q: ``[B, Sq, Hq, D]``, any real dtype (converted to float64), as are ``k`` and ``v``.
+        q: ``[B, Sq, Hq, D]``, integers or floats (converted to float64), as are ``k`` and ``v``.
         k: ``[B, Sk, Hk, D]``.
         v: ``[B, Sk, Hk, Dv]``.
         visible: which row sees which column: bool broadcastable to ``[B, Hm, Sq, Sk]`` with Hm in
@@ -45,13 +49,15 @@ def attention_reference(
             see all columns.
         softmax_scale: multiplies q k^T; None is 1 / sqrt(D).
         dropout_keep: ``[B, Hq, Sq, Sk]`` bool, the probabilities that survive (see ``dropout_keep_mask``).
-        dropout_p: the probability of being dropped; what survives is divided by ``1 - dropout_p``.
+        dropout_p: the probability of being dropped, in [0, 1); what survives is divided by ``1 - dropout_p``.
+            Above 0 it goes with ``dropout_keep``.
 
     Returns:
         out ``[B, Sq, Hq, Dv]`` and lse ``[B, Hq, Sq]`` (natural log, before dropout), both float64.
 
     Raises:
-        ValueError: shapes that do not belong together.
+        TypeError: an argument of a wrong type or dtype.
+        ValueError: shapes that do not belong together, or a value out of range.
     """
     problem = _Problem.of(q, k, v, visible, softmax_scale, dropout_keep, dropout_p)
     out = np.zeros(problem.q.shape[:3] + problem.v.shape[3:])
@@ -88,26 +94,31 @@ def attention_reference_backward(
         k: ``[B, Sk, Hk, D]``.
         v: ``[B, Sk, Hk, Dv]``.
         visible: as for ``attention_reference``.
-        dout: gradient of out, ``[B, Sq, Hq, Dv]``.
-        dlse: gradient of lse, ``[B, Hq, Sq]``; None is zero.
+        dout: gradient of out, ``[B, Sq, Hq, Dv]``. In rows that see no key it is of no effect, even if it is
+            not finite.
+        dlse: gradient of lse, ``[B, Hq, Sq]``; None is zero. Of no effect in the same rows.
         softmax_scale: as for ``attention_reference``.
         dropout_keep: as for ``attention_reference``.
         dropout_p: as for ``attention_reference``.
 
     Returns:
         dq, dk, dv, float64, shaped as q, k, v.
+
+    Raises:
+        TypeError: an argument of a wrong type or dtype.
+        ValueError: shapes that do not belong together, or a value out of range.
     """
     problem = _Problem.of(q, k, v, visible, softmax_scale, dropout_keep, dropout_p)
     out, lse = attention_reference(
         q, k, v, visible, softmax_scale=softmax_scale, dropout_keep=dropout_keep, dropout_p=dropout_p
     )
-    dout = _as_float64("dout", dout, out.shape)
-    delta = (dout * out).sum(axis=-1).transpose(0, 2, 1)  # [B, Hq, Sq]: sum over keys of p * dp
+    dout = _as_float64("dout", dout, out.shape).transpose(0, 2, 1, 3)
+    empty = np.isneginf(lse)
+    dout[empty] = 0.0  # a copy's: out and lse are constant there, and 0 * NaN must not reach other rows
+    delta = (dout * out.transpose(0, 2, 1, 3)).sum(axis=-1)  # [B, Hq, Sq]: sum over keys of p * dp
     if dlse is not None:
-        delta = delta - _as_float64("dlse", dlse, lse.shape)
-    empty = np.isneginf(lse)  # p is zero there, whatever the gradient of -inf is said to be
+        delta -= _as_float64("dlse", dlse, lse.shape)
     delta[empty] = lse[empty] = 0.0
-    dout = dout.transpose(0, 2, 1, 3)
 
     dq, dk, dv = np.zeros_like(problem.q), np.zeros_like(problem.k), np.zeros_like(problem.v)
     for rows in problem.row_chunks():
@@ -134,7 +145,7 @@ def expand_heads(x: Array, heads: int, axis: int = 1) -> Array:
     """
     present = x.shape[axis]
     if present == 0 or heads % present != 0:
-        raise ValueError(f"expand_heads: {present} heads do not divide {heads}")
+        raise ValueError(f"heads: expected a multiple of the {present} heads of x, got {heads}")
     return x if present == heads else np.repeat(x, heads // present, axis=axis)
 
 
@@ -154,6 +165,7 @@ class _Problem(NamedTuple):
         q: Array, k: Array, v: Array, visible: Any, scale: float | None, keep: Bool | None, dropout_p: float
     ) -> _Problem:
         for name, array in (("q", q), ("k", k), ("v", v)):
+            _check_array(name, array, "iuf", "integers or floats")
             if array.ndim != 4:
                 raise ValueError(f"{name}: expected 4 dimensions [B, S, H, D], got shape {array.shape}")
         batch, seqlen_q, heads_q, head_dim = q.shape
@@ -161,15 +173,24 @@ class _Problem(NamedTuple):
         q64 = _as_float64("q", q, q.shape)
         k64 = _as_float64("k", k, (batch, seqlen_k, heads_k, head_dim))
         v64 = _as_float64("v", v, (batch, seqlen_k, heads_k, head_dim_v))
+        if heads_k == 0 or heads_q % heads_k != 0:
+            raise ValueError(f"q: expected a multiple of the {heads_k} heads of k and v, got {heads_q} heads")
+        if head_dim == 0 and scale is None:
+            raise ValueError("softmax_scale: expected a number where D is 0, got None")
         shape = (batch, heads_q, seqlen_q, seqlen_k)
-        if keep is not None and keep.shape != shape:
-            raise ValueError(f"dropout_keep: expected shape {shape}, got {keep.shape}")
+        dropout_p = _as_probability("dropout_p", dropout_p)
+        if keep is not None:
+            _check_array("dropout_keep", keep, "b", "bool")
+            if keep.shape != shape:
+                raise ValueError(f"dropout_keep: expected shape {shape}, got {keep.shape}")
+        elif dropout_p > 0.0:
+            raise ValueError(f"dropout_keep: expected an array with dropout_p={dropout_p}, got None")
         return _Problem(
             q64.transpose(0, 2, 1, 3),
             expand_heads(k64, heads_q, axis=2).transpose(0, 2, 1, 3),
             expand_heads(v64, heads_q, axis=2).transpose(0, 2, 1, 3),
             _expand_visible(visible, shape, heads_k),
-            head_dim**-0.5 if scale is None else scale,
+            head_dim**-0.5 if scale is None else _as_number("softmax_scale", scale, "a finite number"),
             keep,
             1.0 / (1.0 - dropout_p),
         )
@@ -193,16 +214,16 @@ def _expand_visible(visible: Any, shape: tuple[int, int, int, int], heads_k: int
     batch, heads_q, seqlen_q, seqlen_k = shape
     if visible is None:
         return np.broadcast_to(np.True_, shape)
-    dense = np.asarray(visible.to_dense() if hasattr(visible, "to_dense") else visible)
-    if dense.dtype != np.bool_:
-        raise ValueError(f"visible: expected bool, got {dense.dtype}")
-    dense = dense[(None,) * (4 - dense.ndim)]
-    mask_batch, mask_heads, rows, columns = dense.shape
-    fits = mask_batch in (1, batch) and mask_heads in (1, heads_k, heads_q)
-    if not (fits and rows in (1, seqlen_q) and columns in (1, seqlen_k)):
+    given = as_array("visible", visible.to_dense() if hasattr(visible, "to_dense") else visible)
+    if given.dtype != np.bool_:
+        raise TypeError(f"visible: expected bool, got {given.dtype}")
+    dense = given[(None,) * (4 - given.ndim)]
+    sizes = ((1, batch), (1, heads_k, heads_q), (1, seqlen_q), (1, seqlen_k))
+    if dense.ndim != 4 or any(n not in allowed for n, allowed in zip(dense.shape, sizes, strict=True)):
         raise ValueError(
-            f"visible: expected a shape that broadcasts to {shape} (or {heads_k} heads), got {dense.shape}"
+            f"visible: expected a shape that broadcasts to {shape} (or {heads_k} heads), got {given.shape}"
         )
+    mask_heads = dense.shape[1]
     # Heads of 1 are left to broadcast: repeating them would cost memory, not save any.
     return np.broadcast_to(dense if mask_heads == 1 else expand_heads(dense, heads_q), shape)
 
@@ -213,10 +234,41 @@ def _sum_groups(x: Float64, heads_k: int) -> Float64:
     return grouped.sum(axis=2)
 
 
-def _as_float64(name: str, array: Array, shape: tuple[int, ...]) -> Float64:
+def _check_array(name: str, value: Any, kinds: str, meaning: str) -> None:
+    """Raises TypeError unless ``value`` is an array whose dtype is of one of NumPy's ``kinds``."""
+    if not isinstance(value, np.ndarray):
+        raise TypeError(f"{name}: expected a NumPy array, got {describe(value)}")
+    if value.dtype.kind not in kinds:
+        raise TypeError(f"{name}: expected {meaning}, got dtype {value.dtype}")
+
+
+def _as_float64(name: str, array: Any, shape: tuple[int, ...]) -> Float64:
+    """A copy of an array of integers or floats."""
+    _check_array(name, array, "iuf", "integers or floats")
     if array.shape != shape:
         raise ValueError(f"{name}: expected shape {shape}, got {array.shape}")
-    return array.astype(np.float64)
+    copy: Float64 = array.astype(np.float64)
+    return copy
+
+
+def _as_number(name: str, value: Any, expected: str) -> float:
+    if isinstance(value, bool) or not isinstance(value, numbers.Real):
+        raise TypeError(f"{name}: expected {expected}, got {describe(value)}")
+    try:
+        number = float(value)
+    except OverflowError:
+        number = math.inf
+    if not math.isfinite(number):
+        raise ValueError(f"{name}: expected {expected}, got {describe(value)}")
+    return number
+
+
+def _as_probability(name: str, value: Any) -> float:
+    """A probability of dropping something: all cannot be dropped."""
+    probability = _as_number(name, value, "a number in [0, 1)")
+    if not 0.0 <= probability < 1.0:
+        raise ValueError(f"{name}: expected a number in [0, 1), got {probability}")
+    return probability
 
 
 def dropout_keep_mask(
@@ -231,10 +283,27 @@ def dropout_keep_mask(
         heads: Hq.
         seqlen_q: Sq.
         seqlen_k: Sk.
-        p: probability of being dropped, rounded to 1/65536.
+        p: probability of being dropped, in [0, 1), rounded to 1/65536.
+
+    Raises:
+        TypeError: an argument that is not a number, or not an integer.
+        ValueError: a value out of range.
     """
+    seed, offset = (
+        as_int(name, value, minimum=-(2**63), maximum=2**64 - 1)
+        for name, value in (("seed", seed), ("offset", offset))
+    )
+    batch, heads, seqlen_q, seqlen_k = (
+        as_int(name, value)
+        for name, value in (
+            ("batch", batch),
+            ("heads", heads),
+            ("seqlen_q", seqlen_q),
+            ("seqlen_k", seqlen_k),
+        )
+    )
     keep = np.empty((batch * heads, seqlen_q, seqlen_k), np.bool_)
-    threshold = int(p * 65536.0 + 0.5)
+    threshold = int(_as_probability("p", p) * 65536.0 + 0.5)
     for head in range(batch * heads):
         keep[head] = _dropout_bits(seed, offset, head, seqlen_q, seqlen_k) >= threshold
     return keep.reshape(batch, heads, seqlen_q, seqlen_k)

@@ -98,13 +98,30 @@ def test_empty_rows_are_zero_and_minus_infinity(rng):
     out, lse = attention_reference(q, k, v, visible)
     assert (out[:, 2] == 0.0).all()
     assert np.isneginf(lse[:, :, 2]).all()
-    dlse = np.full(lse.shape, np.inf)  # whatever arrives for an empty row is of no effect
-    dlse[:, :, [0, 1, 3, 4]] = 1.0
-    dq, dk, dv = attention_reference_backward(q, k, v, visible, np.ones_like(out), dlse)
-    assert (dq[:, 2] == 0.0).all()
-    assert np.isfinite(dq).all()
-    assert np.isfinite(dk).all()
-    assert np.isfinite(dv).all()
+
+
+@pytest.mark.parametrize("arriving", [1e300, np.inf, -np.inf, np.nan])
+@pytest.mark.parametrize("dropout_p", [0.0, 0.3])
+def test_what_arrives_for_empty_rows_is_of_no_effect(rng, arriving, dropout_p):
+    q, k, v, visible = problem(rng)
+    visible[0, 1, 4] = False  # for one head alone
+    keep = rng.random(visible.shape) >= dropout_p
+    dout, dlse = rng.standard_normal((2, 5, 4, 2)), rng.standard_normal((2, 4, 5))
+    empty = ~visible.any(axis=-1)
+
+    def gradients(value):
+        dout.transpose(0, 2, 1, 3)[empty] = dlse[empty] = value
+        given = dout.copy(), dlse.copy()
+        found = attention_reference_backward(
+            q, k, v, visible, dout, dlse, dropout_keep=keep, dropout_p=dropout_p
+        )
+        for before, after in zip(given, (dout, dlse), strict=True):
+            np.testing.assert_array_equal(after, before)
+        return found
+
+    for actual, expected in zip(gradients(arriving), gradients(0.0), strict=True):
+        np.testing.assert_array_equal(actual, expected)
+    assert (gradients(arriving)[0].transpose(0, 2, 1, 3)[empty] == 0.0).all()
 
 
 @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(0, 3), (3, 0), (0, 0)])
@@ -160,26 +177,97 @@ def test_expand_heads():
     x = np.arange(6).reshape(1, 2, 3)
     assert expand_heads(x, 4)[0].tolist() == [[0, 1, 2], [0, 1, 2], [3, 4, 5], [3, 4, 5]]
     assert expand_heads(x, 6, axis=2)[0, 0].tolist() == [0, 0, 1, 1, 2, 2]
-    with pytest.raises(ValueError, match="2 heads do not divide 3"):
+    with pytest.raises(ValueError, match="heads: expected a multiple of the 2 heads of x, got 3"):
         expand_heads(x, 3)
 
 
 @pytest.mark.parametrize(
-    ("changed", "message"),
+    ("changed", "error", "message"),
     [
-        ({"q": np.zeros((5, 4, 3))}, "q: expected 4 dimensions"),
-        ({"k": np.zeros((2, 7, 2, 4))}, r"k: expected shape \(2, 7, 2, 3\)"),
-        ({"v": np.zeros((1, 7, 2, 2))}, r"v: expected shape \(2, 7, 2, 2\)"),
-        ({"visible": np.ones((2, 4, 5, 6), bool)}, "visible: expected a shape that broadcasts"),
-        ({"visible": np.ones((2, 3, 5, 7), bool)}, "visible: expected a shape that broadcasts"),
-        ({"visible": np.ones((2, 4, 5, 7))}, "visible: expected bool, got float64"),
-        ({"dropout_keep": np.ones((2, 4, 5, 6), bool)}, r"dropout_keep: expected shape \(2, 4, 5, 7\)"),
+        ({"q": [[1.0]]}, TypeError, r"q: expected a NumPy array, got list \[\[1.0\]\]"),
+        ({"k": None}, TypeError, "k: expected a NumPy array, got NoneType None"),
+        (
+            {"v": np.zeros((2, 7, 2, 2), complex)},
+            TypeError,
+            "v: expected integers or floats, got dtype complex",
+        ),
+        ({"q": np.full((2, 5, 4, 3), "a")}, TypeError, "q: expected integers or floats, got dtype <U1"),
+        ({"q": np.zeros((5, 4, 3))}, ValueError, "q: expected 4 dimensions"),
+        (
+            {"q": np.zeros((2, 5, 3, 3))},
+            ValueError,
+            "q: expected a multiple of the 2 heads of k and v, got 3",
+        ),
+        (
+            {"k": np.zeros((2, 7, 0, 3)), "v": np.zeros((2, 7, 0, 2))},
+            ValueError,
+            "q: expected a multiple of the 0 heads of k and v, got 4",
+        ),
+        ({"k": np.zeros((2, 7, 2, 4))}, ValueError, r"k: expected shape \(2, 7, 2, 3\), got \(2, 7, 2, 4\)"),
+        ({"v": np.zeros((1, 7, 2, 2))}, ValueError, r"v: expected shape \(2, 7, 2, 2\), got \(1, 7, 2, 2\)"),
+        ({"visible": np.ones((2, 4, 5, 6), bool)}, ValueError, "visible: expected a shape that broadcasts"),
+        ({"visible": np.ones((2, 3, 5, 7), bool)}, ValueError, "visible: expected a shape that broadcasts"),
+        ({"visible": np.ones((1, 2, 4, 5, 7), bool)}, ValueError, r"visible: .*, got \(1, 2, 4, 5, 7\)"),
+        ({"visible": np.ones((2, 4, 5, 7))}, TypeError, "visible: expected bool, got float64"),
+        ({"visible": "causal"}, TypeError, "visible: expected bool, got <U6"),
+        ({"visible": [[True], [True, False]]}, ValueError, "visible: .* rows of different lengths"),
+        ({"softmax_scale": "1"}, TypeError, "softmax_scale: expected a finite number, got str '1'"),
+        ({"softmax_scale": True}, TypeError, "softmax_scale: expected a finite number, got bool True"),
+        ({"softmax_scale": np.nan}, ValueError, "softmax_scale: expected a finite number, got float nan"),
+        ({"softmax_scale": 10**999}, ValueError, "softmax_scale: expected a finite number, got int 1000"),
+        (
+            {"q": np.zeros((2, 5, 4, 0)), "k": np.zeros((2, 7, 2, 0))},
+            ValueError,
+            "softmax_scale: .* where D is 0",
+        ),
+        ({"dropout_p": 1.0}, ValueError, r"dropout_p: expected a number in \[0, 1\), got 1.0"),
+        ({"dropout_p": -0.1}, ValueError, r"dropout_p: expected a number in \[0, 1\), got -0.1"),
+        ({"dropout_p": "0.1"}, TypeError, r"dropout_p: expected a number in \[0, 1\), got str '0.1'"),
+        ({"dropout_p": 0.1}, ValueError, "dropout_keep: expected an array with dropout_p=0.1, got None"),
+        (
+            {"dropout_keep": np.ones((2, 4, 5, 6), bool)},
+            ValueError,
+            r"dropout_keep: expected shape \(2, 4, 5, 7",
+        ),
+        (
+            {"dropout_keep": np.ones((2, 4, 5, 7))},
+            TypeError,
+            "dropout_keep: expected bool, got dtype float64",
+        ),
+        ({"dropout_keep": True}, TypeError, "dropout_keep: expected a NumPy array, got bool True"),
+        ({"dout": np.ones((2, 5, 4, 3))}, ValueError, r"dout: expected shape \(2, 5, 4, 2\)"),
+        ({"dout": 1.0}, TypeError, "dout: expected a NumPy array, got float 1.0"),
+        ({"dlse": np.ones((2, 5, 4))}, ValueError, r"dlse: expected shape \(2, 4, 5\), got \(2, 5, 4\)"),
+        ({"dlse": np.ones((2, 4, 5), bool)}, TypeError, "dlse: expected integers or floats, got dtype bool"),
     ],
 )
-def test_errors_name_the_argument(rng, changed, message):
+def test_errors_name_the_argument(rng, changed, error, message):
     q, k, v, visible = problem(rng)
-    with pytest.raises(ValueError, match=message):
-        attention_reference(**{"q": q, "k": k, "v": v, "visible": visible, **changed})
+    arguments = {"q": q, "k": k, "v": v, "visible": visible, **changed}
+    with pytest.raises(error, match=message):
+        attention_reference_backward(**{"dout": np.ones((2, 5, 4, 2)), **arguments})
+    if not changed.keys() & {"dout", "dlse"}:
+        with pytest.raises(error, match=message):
+            attention_reference(**arguments)
+
+
+@pytest.mark.parametrize(
+    ("changed", "error", "message"),
+    [
+        ({"seed": 2**64}, ValueError, "seed: expected an integer in"),
+        ({"offset": 0.5}, TypeError, "offset: expected an integer, got float 0.5"),
+        ({"batch": -1}, ValueError, "batch: expected an integer in"),
+        ({"heads": "2"}, TypeError, "heads: expected an integer, got str '2'"),
+        ({"seqlen_q": None}, TypeError, "seqlen_q: expected an integer"),
+        ({"seqlen_k": 1.0}, TypeError, "seqlen_k: expected an integer"),
+        ({"p": 1.0}, ValueError, r"p: expected a number in \[0, 1\), got 1.0"),
+        ({"p": "half"}, TypeError, r"p: expected a number in \[0, 1\), got str 'half'"),
+    ],
+)
+def test_errors_of_the_dropout_mask_name_the_argument(changed, error, message):
+    sizes = {"batch": 1, "heads": 2, "seqlen_q": 3, "seqlen_k": 4}
+    with pytest.raises(error, match=message):
+        dropout_keep_mask(**{"seed": 1, "offset": 0, **sizes, "p": 0.5, **changed})
 
 
 # The published known-answer vectors of Philox4x32-10.
