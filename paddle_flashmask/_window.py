@@ -13,16 +13,15 @@ _FAR = 2**31 - 1
 
 
 def parse_window(window: Any) -> tuple[int, int]:
-    """``window_size`` as (left, right): a row sees that many keys before and after its own."""
+    """``window_size`` as (left, right): a row sees from ``left`` keys before to ``right`` after its own."""
     pair = (window, window) if isinstance(window, int) else window
-    expected = "an int >= 0, or a pair (left, right) of them"
+    expected = "an int, or a pair (left, right) of them"
     if not isinstance(pair, (tuple, list)) or len(pair) != 2:
         fail(TypeError, "window_size", expected, f"{window!r}")
     if any(isinstance(side, bool) or not isinstance(side, int) for side in pair):
         fail(TypeError, "window_size", expected, f"{window!r}")
-    if min(pair) < 0:
-        fail(ValueError, "window_size", expected, f"{window!r}")
-    return min(pair[0], _FAR), min(pair[1], _FAR)
+    left, right = (max(-_FAR, min(side, _FAR)) for side in pair)
+    return left, right
 
 
 def _length(tensor: paddle.Tensor, axis: int) -> Any:
@@ -43,7 +42,7 @@ def combine_window(
     ``above`` = j - d - right. With ``causal`` the right side counts for nothing.
 
     Args:
-        window: (left, right), both >= 0.
+        window: (left, right), of any signs.
         indices: int32 ``[Bm, Hm, Sk, C]`` or None.
         causal: as the caller gave it; it stays as it is.
         q: ``[B, Sq, Hq, D]``, for its length.

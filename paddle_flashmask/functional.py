@@ -200,8 +200,9 @@ def flashmask_attention(
         startend_row_indices: int32 ``[Bm, Hm, Sk, C]``.
         dropout: probability in [0, 1) of dropping an attention weight.
         causal: row i sees column j only if j <= i + Sk - Sq.
-        window_size: w or (left, right), both >= 0: row i sees column j only if
-            -left <= j - (i + Sk - Sq) <= right.
+        window_size: w or (left, right): row i sees column j only if -left <= j - (i + Sk - Sq) <= right.
+            Negative ones are no exception, so that (3, -1) keeps a row's own key from it: -1 is not "no
+            limit".
         return_softmax_lse: also return lse.
         return_seed_offset: also return the int64 ``[2]`` seed and offset of the dropout mask (zeros
             without dropout).

@@ -229,7 +229,7 @@ def renamed(text: str) -> str:
 
 @pytest.mark.usefixtures("no_launch")
 class TestFlashmaskAttention:
-    WINDOW = "window_size: expected an int >= 0, or a pair (left, right) of them, got"
+    WINDOW = "window_size: expected an int, or a pair (left, right) of them, got"
 
     @cases(
         *(
@@ -247,8 +247,7 @@ class TestFlashmaskAttention:
         ({"window_size": True}, TypeError, f"{WINDOW} True"),
         ({"window_size": (1, 2, 3)}, TypeError, f"{WINDOW} (1, 2, 3)"),
         ({"window_size": (1, None)}, TypeError, f"{WINDOW} (1, None)"),
-        ({"window_size": -1}, ValueError, f"{WINDOW} -1"),
-        ({"window_size": (4, -1)}, ValueError, f"{WINDOW} (4, -1)"),
+        ({"window_size": "12"}, TypeError, f"{WINDOW} '12'"),
         ({"return_softmax_lse": 1}, TypeError, "return_softmax_lse: expected a bool, got 1"),
         ({"return_seed_offset": None}, TypeError, "return_seed_offset: expected a bool, got None"),
         ({"training": "no"}, TypeError, "training: expected a bool, got 'no'"),

@@ -94,9 +94,30 @@ def test_indices_and_scale_mean_what_they_mean_to_attention(causal):
     np.testing.assert_array_equal(ours.numpy(), theirs.numpy())
 
 
+WINDOWS = [0, 2, -1, (3, 1), (0, 4), (100, 0), (3, -1), (-1, 3), (-2, -2), (2**40, 2**40), (2**40, -(2**40))]
+
+
 class TestWindow:
+    @pytest.mark.skipif(not paddle.__version__.startswith("3.3."), reason="the function of Paddle 3.3")
+    @pytest.mark.parametrize("window", WINDOWS[:-2], ids=str)
+    @pytest.mark.parametrize("causal", [False, True])
+    def test_means_what_it_means_to_paddle(self, monkeypatch, window, causal):
+        """Paddle's function runs on CUDA only, but it says by indices what a window masks."""
+
+        caught = []
+
+        def catch(q, k, v, indices, *_):
+            caught.append(indices.numpy())
+            return q, None, None, None
+
+        monkeypatch.setattr(paddle._C_ops, "flashmask_attention", catch)
+        monkeypatch.setattr(paddle, "get_device", lambda: "xpu:0")  # elsewhere it asks for flags of CUDA
+        inputs = random_inputs(9, 9, batch=1)
+        paddle.nn.functional.flashmask_attention(*inputs, causal=causal, window_size=window)
+        assert_attends(dense_from_indices(caught[0], causal, 9, 9), inputs, window_size=window, causal=causal)
+
     @pytest.mark.parametrize(("seqlen_q", "seqlen_k"), [(9, 9), (5, 9), (9, 5), (1, 6)])
-    @pytest.mark.parametrize("window", [0, 2, (3, 1), (0, 4), (100, 0), (2**40, 2**40)], ids=str)
+    @pytest.mark.parametrize("window", WINDOWS, ids=str)
     @pytest.mark.parametrize("causal", [False, True])
     def test_alone(self, seqlen_q, seqlen_k, window, causal):
         left, right = (window, window) if isinstance(window, int) else window
@@ -109,7 +130,7 @@ class TestWindow:
         """These forms combine with any window: two intervals and the diagonal always hold the result."""
         for _ in range(20):
             indices = rng.integers(-2, 12, (*mask_shape, 9, bounds)).astype(np.int32)
-            left, right = rng.integers(0, 6, 2).tolist()
+            left, right = rng.integers(-4, 6, 2).tolist()
             visible = dense_from_indices(indices, causal, 9, 9)
             visible = visible & window_visible(9, 9, left, 0 if causal else right)
             assert_attends(
@@ -127,7 +148,7 @@ class TestWindow:
         indices = np.array(
             data.draw(st.lists(value, min_size=4 * seqlen_k, max_size=4 * seqlen_k)), np.int32
         ).reshape(1, 1, seqlen_k, 4)
-        left, right = data.draw(st.integers(0, 6)), data.draw(st.integers(0, 6))
+        left, right = data.draw(st.integers(-4, 6)), data.draw(st.integers(-4, 6))
         visible = dense_from_indices(indices, False, seqlen_q, seqlen_k)
         visible = visible & window_visible(seqlen_q, seqlen_k, left, right)
         arguments = random_inputs(seqlen_q, seqlen_k), paddle.to_tensor(indices)
