@@ -1,6 +1,7 @@
 """Benchmark the CPU kernel: beside other attentions, against its own full mask, and against visited tiles.
 
-    python scripts/bench/cpu.py [--library build/libflashmask_cpu.so] [--threads 2] [--output docs/results]
+    bash scripts/setup_env.sh bench
+    .venv-bench/bin/python scripts/bench/cpu.py [--threads 2] [--repetitions 5] [--output docs/results]
 
 float32, B = 1, S = 4096, 8 heads, D = 64, forward + backward. Every implementation gets the same tensors and
 the same number of threads; results are compared before anything is timed; implementations take turns within
@@ -13,6 +14,7 @@ from __future__ import annotations
 import argparse
 import csv
 import datetime
+import importlib
 import os
 import platform
 import subprocess
@@ -34,6 +36,9 @@ from paddle_flashmask import masks
 ROOT = Path(__file__).resolve().parents[2]
 SEQLEN, HEADS, HEAD_DIM = 4096, 8, 64
 TILE = 64  # the kernel's own tiles, block_m = block_n
+
+SET_UP = "bash scripts/setup_env.sh bench"
+RUN = ".venv-bench/bin/python scripts/bench/cpu.py"
 
 # What the kernel has to reach; see the issue that founded it and docs/cpu-kernel.md.
 BAR_FULL_VS_TORCH = 0.8
@@ -226,6 +231,18 @@ def commit() -> str:
     return git("rev-parse", "--short", "HEAD") + (" with changes" if changed else "")
 
 
+def require_peers() -> None:
+    """End the run, saying how to get them, where the packages compared with are missing."""
+    for name in ("paddle", "torch"):
+        try:
+            importlib.import_module(name)
+        except ImportError as error:
+            sys.exit(
+                f"scripts/bench/cpu.py compares with {name}, which cannot be imported ({error}). Run: "
+                f"{SET_UP}, then: {RUN}"
+            )
+
+
 def main() -> None:
     """Measure and write the tables."""
     parser = argparse.ArgumentParser(
@@ -238,9 +255,11 @@ def main() -> None:
     arguments = parser.parse_args()
     threads = arguments.threads
     os.environ["OMP_NUM_THREADS"] = str(threads)  # before torch and Paddle are imported
-    kernels = Kernels(arguments.library or build_kernels.build_cpu(ROOT / "build"))
+    require_peers()
     import paddle
     import torch
+
+    kernels = Kernels(arguments.library or build_kernels.build_cpu(ROOT / "build"))
 
     data = Data()
     documents = {
@@ -298,7 +317,7 @@ def main() -> None:
                 f"- date: {datetime.date.today()}; commit: {commit()}",
                 f"- versions: Python {platform.python_version()}, NumPy {np.__version__}, torch "
                 f"{torch.__version__}, paddlepaddle {paddle.__version__}",
-                f"- command: `python scripts/bench/cpu.py --threads {threads} --repetitions "
+                f"- command: `{SET_UP}`, then `{RUN} --threads {threads} --repetitions "
                 f"{arguments.repetitions}`",
                 "",
                 "## Bars",
