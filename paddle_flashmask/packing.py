@@ -18,6 +18,8 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from paddle_flashmask.masks._checks import as_int, as_integer_array, as_sequence, describe
+
 IGNORE_INDEX = -100
 """The label of a position without a loss: what Paddle's and PaddleNLP's cross entropies ignore."""
 
@@ -84,14 +86,17 @@ def sft_document(question: Sequence[int], answer: Sequence[int]) -> Document:
         answer: token ids, at least one, with the end-of-sequence token if the model is to learn it.
 
     Raises:
-        ValueError: an empty question or answer.
+        TypeError: a question or answer that is not a sequence of integers.
+        ValueError: an empty one.
     """
+    parts = []
     for name, part in (("question", question), ("answer", answer)):
-        if len(part) == 0:
+        parts.append(as_integer_array(name, as_sequence(name, part, "token ids"), (1,)).astype(np.int64))
+        if len(parts[-1]) == 0:
             raise ValueError(f"{name}: expected at least one token, got none")
-    tokens = np.concatenate([np.asarray(question, dtype=np.int64), np.asarray(answer, dtype=np.int64)])
+    tokens = np.concatenate(parts)
     labels = tokens[1:].copy()
-    labels[: len(question) - 1] = IGNORE_INDEX
+    labels[: len(parts[0]) - 1] = IGNORE_INDEX
     n = len(labels)
     return Document(tokens[:-1], labels, np.arange(n, dtype=np.int64), np.full(n, n, dtype=np.int32))
 
@@ -107,8 +112,11 @@ def greedy_packs(lengths: Sequence[int], max_length: int) -> list[list[int]]:
         For each bin the indices of its items. O(n log n) comparisons; deterministic.
 
     Raises:
+        TypeError: a length or ``max_length`` that is not an integer.
         ValueError: a length outside [1, max_length].
     """
+    lengths = as_integer_array("lengths", as_sequence("lengths", lengths, "integers"), (1,)).tolist()
+    max_length = as_int("max_length", max_length, minimum=1)
     packs: list[list[int]] = []
     spaces: list[tuple[int, int]] = []  # (free space, bin), sorted
     for item, length in enumerate(lengths):
@@ -131,10 +139,16 @@ def pack(documents: Sequence[Document], max_length: int, *, pad_token_id: int = 
     Documents longer than `max_length` are skipped and listed in the result; none is ever cut.
 
     Raises:
-        ValueError: `max_length` is not positive.
+        TypeError: an argument of the wrong type.
+        ValueError: `max_length` is not positive, or a document is empty.
     """
-    if max_length < 1:
-        raise ValueError(f"max_length: expected a positive number of tokens, got {max_length}")
+    for i, document in enumerate(as_sequence("documents", documents, "Documents")):
+        if not isinstance(document, Document):
+            raise TypeError(f"documents[{i}]: expected a Document, got {describe(document)}")
+        if len(document) == 0:
+            raise ValueError(f"documents[{i}]: expected at least one token, got none")
+    max_length = as_int("max_length", max_length, minimum=1)
+    pad_token_id = as_int("pad_token_id", pad_token_id, minimum=-(2**31))
     fitting = [i for i, document in enumerate(documents) if len(document) <= max_length]
     packs = greedy_packs([len(documents[i]) for i in fitting], max_length)
     members = tuple(tuple(fitting[item] for item in bin_) for bin_ in packs)

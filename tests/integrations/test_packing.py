@@ -1,11 +1,13 @@
 """Packing against a dense oracle: what each packed position may see, must predict, and where it came from."""
 
+import re
+
 import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from paddle_flashmask.packing import IGNORE_INDEX, greedy_packs, pack, sft_document
+from paddle_flashmask.packing import IGNORE_INDEX, Document, greedy_packs, pack, sft_document
 
 tokens = st.lists(st.integers(1, 99), min_size=1, max_size=9)
 samples = st.lists(st.tuples(tokens, tokens), max_size=12)
@@ -69,15 +71,51 @@ def test_greedy_packs_takes_the_fullest_bin_that_fits():
     assert greedy_packs([6, 5, 3, 4, 1], 10) == [[0, 2, 4], [1, 3]]
 
 
+DOCUMENT = sft_document([1], [2])
+
+
 @pytest.mark.parametrize(
-    ("call", "message"),
+    ("call", "error", "message"),
     [
-        (lambda: sft_document([], [1]), "question: expected at least one token, got none"),
-        (lambda: sft_document([1], []), "answer: expected at least one token, got none"),
-        (lambda: greedy_packs([3, 11], 10), r"lengths\[1\]: expected a length in \[1, 10\], got 11"),
-        (lambda: pack([], 0), "max_length: expected a positive number of tokens, got 0"),
+        (lambda: sft_document([], [1]), ValueError, "question: expected at least one token, got none"),
+        (lambda: sft_document([1], []), ValueError, "answer: expected at least one token, got none"),
+        (
+            lambda: sft_document("ab", [1]),
+            TypeError,
+            "question: expected a sequence of token ids, got str 'ab'",
+        ),
+        (lambda: sft_document([1], 3), TypeError, "answer: expected a sequence of token ids, got int 3"),
+        (
+            lambda: sft_document([1.5], [1]),
+            TypeError,
+            "question: expected integers that int64 holds, got dtype",
+        ),
+        (lambda: sft_document([1], [[2]]), ValueError, "answer: expected 1 dimensions, got shape [1, 1]"),
+        (lambda: greedy_packs([3, 11], 10), ValueError, "lengths[1]: expected a length in [1, 10], got 11"),
+        (
+            lambda: greedy_packs(["a"], 10),
+            TypeError,
+            "lengths: expected integers that int64 holds, got dtype",
+        ),
+        (lambda: greedy_packs(3, 10), TypeError, "lengths: expected a sequence of integers, got int 3"),
+        (lambda: greedy_packs([3], 1.5), TypeError, "max_length: expected an integer, got float 1.5"),
+        (lambda: pack([], 0), ValueError, "max_length: expected an integer in [1, 2147483647], got 0"),
+        (lambda: pack([DOCUMENT], "a"), TypeError, "max_length: expected an integer, got str 'a'"),
+        (lambda: pack([3], 8), TypeError, "documents[0]: expected a Document, got int 3"),
+        (lambda: pack(DOCUMENT, 8), TypeError, "documents: expected a sequence of Documents, got Document"),
+        (
+            lambda: pack([DOCUMENT], 8, pad_token_id=None),
+            TypeError,
+            "pad_token_id: expected an integer, got NoneType None",
+        ),
     ],
 )
-def test_errors_name_the_argument(call, message):
-    with pytest.raises(ValueError, match=message):
+def test_errors_name_the_argument(call, error, message):
+    with pytest.raises(error, match="^" + re.escape(message)):
         call()
+
+
+def test_an_empty_document_is_named():
+    empty = Document(*(field[:0] for field in (DOCUMENT.input_ids,) * 3), DOCUMENT.row_end[:0])
+    with pytest.raises(ValueError, match=r"documents\[1\]: expected at least one token, got none"):
+        pack([DOCUMENT, empty], 8)
