@@ -6,6 +6,7 @@ import argparse
 import os
 import platform
 import sys
+import warnings
 from collections.abc import Sequence
 
 import numpy as np
@@ -86,7 +87,10 @@ def info(shape: tuple[int, ...] | None, dtype: str, device: str | None) -> int:
         "numpy": np.__version__,
     }
     try:
-        import paddle
+        with warnings.catch_warnings():
+            # Paddle's import looks for a compiler's cache, but here nothing is compiled.
+            warnings.filterwarnings("ignore", "No ccache found", UserWarning)
+            import paddle
     except ImportError as error:
         _print_table({**lines, "paddle": f"cannot be imported: {error}"})
         print("\nMasks work without Paddle; attention needs it: pip install paddlepaddle")
@@ -95,11 +99,11 @@ def info(shape: tuple[int, ...] | None, dtype: str, device: str | None) -> int:
     lines["paddle"] = f"{paddle.__version__} ({cuda})"
     gpus = paddle.device.cuda.device_count() if paddle.is_compiled_with_cuda() else 0
     names = [f"gpu:{i} {paddle.device.cuda.get_device_name(i)}" for i in range(gpus)]
-    lines["devices"] = ", ".join([f"cpu ({os.cpu_count()} threads)", *names])
+    lines["devices"] = ", ".join([f"cpu ({os.cpu_count()} processors)", *names])
     problem = _load_problem()
     lines["operators"] = "built and loaded" if problem is None else "NOT AVAILABLE"
     if problem is None:
-        lines["kernels"] = f"cpu: {', '.join(DTYPES)}; any head dims"
+        lines["kernels"] = f"cpu: {', '.join(DTYPES)}; any head dims; {_cpu_threads()}"
         lines["CUDA kernels"] = _cuda_kernels()
     _print_table(lines)
     if problem is not None:
@@ -151,6 +155,16 @@ def _choose_cuda_kernel(dtype: str, head_dim: int, head_dim_v: int) -> tuple[str
             return None, text
         parts.append(f"{name}: {text}")
     return "CUDA", "; ".join(parts)
+
+
+def _cpu_threads() -> str:
+    """How many threads the CPU kernel would take."""
+    from paddle_flashmask import _ops
+
+    threads = _ops.cpu_threads()
+    if threads == 0:
+        return "NO CALL WILL RUN: FLASHMASK_NUM_THREADS is no number of threads"
+    return f"at most {threads} thread{'s' * (threads > 1)}"
 
 
 def _cuda_kernels() -> str:

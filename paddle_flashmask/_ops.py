@@ -14,6 +14,7 @@ from paddle.base import core, framework
 
 __all__ = [
     "Visit",
+    "cpu_threads",
     "cuda_kernels",
     "cuda_targets",
     "describe_cuda_kernel",
@@ -76,6 +77,12 @@ def describe_cuda_kernel(dtype: str, head_dim: int, head_dim_v: int, *, backward
         *(text, ctypes.c_size_t(len(text))),
     )
     return not missing, text.value.decode()
+
+
+def cpu_threads() -> int:
+    """How many threads an attention call on the CPU takes at most; 0 if FLASHMASK_NUM_THREADS is wrong."""
+    load_operators()
+    return ctypes.CDLL(str(_LIBRARY)).flashmask_cpu_threads()
 
 
 @functools.cache

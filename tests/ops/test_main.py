@@ -87,6 +87,26 @@ def test_info(capsys):
 
 
 @pytest.mark.parametrize(
+    ("threads", "says"),
+    [
+        ("1", "any head dims; at most 1 thread\n"),
+        ("3", "any head dims; at most 3 threads\n"),
+        ("many", "NO CALL WILL RUN: FLASHMASK_NUM_THREADS is no number of threads\n"),
+    ],
+)
+def test_info_says_how_many_threads_the_cpu_kernel_takes(capsys, monkeypatch, threads, says):
+    pytest.importorskip("paddle")
+    monkeypatch.setenv("FLASHMASK_NUM_THREADS", threads)
+    assert says in run(capsys, "info")[1]
+
+
+def test_info_keeps_paddles_hint_about_ccache_to_itself():
+    pytest.importorskip("paddle")
+    command = [sys.executable, "-m", "paddle_flashmask", "info"]
+    assert "ccache" not in subprocess.run(command, capture_output=True, text=True, check=True).stderr
+
+
+@pytest.mark.parametrize(
     ("shape", "device", "status", "line"),
     [
         (
