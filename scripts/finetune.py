@@ -14,6 +14,7 @@ from __future__ import annotations
 import argparse
 import ast
 import csv
+import difflib
 import hashlib
 import json
 import logging
@@ -22,7 +23,7 @@ import sysconfig
 import time
 import warnings
 from collections.abc import Iterator
-from dataclasses import asdict, dataclass, fields
+from dataclasses import MISSING, asdict, dataclass, fields
 from pathlib import Path
 from random import Random
 from statistics import median
@@ -65,6 +66,11 @@ class DataArguments:
     """How the text is used; the length of a packed sequence is SFTConfig's max_seq_length."""
 
     num_eval_documents: int = 100
+
+
+SETTINGS = (ModelArguments, DataArguments, SFTConfig)  # every setting is a field of one of these
+
+VALUES = {"int": int, "float": int | float, "bool": bool, "str": str}  # what JSON may hold for a field's type
 
 
 class ByteTokenizer:
@@ -191,12 +197,8 @@ class RecordingTrainer(SFTTrainer):
 
 
 def parse(settings: dict[str, Any]) -> tuple[ModelArguments, DataArguments, SFTConfig]:
-    """The settings as dataclasses; a key that none of them has is an error."""
-    types = (ModelArguments, DataArguments, SFTConfig)
-    known = {field.name for type_ in types for field in fields(type_)}
-    if unknown := sorted(settings.keys() - known):
-        raise ValueError(f"unknown settings: {', '.join(unknown)}")
-    return PdArgumentParser(types).parse_dict(dict(settings) | {"disable_tqdm": True, "report_to": []})
+    """The settings as dataclasses."""
+    return PdArgumentParser(SETTINGS).parse_dict(dict(settings) | {"disable_tqdm": True, "report_to": []})
 
 
 def build_model(model_args: ModelArguments, args: SFTConfig, tokenizer: ByteTokenizer) -> LlamaForCausalLM:
@@ -324,6 +326,43 @@ def plot(path: Path, curves: dict[str, list[dict[str, float]]]) -> bool:
     return True
 
 
+def read_settings(config: Path, overrides: list[str]) -> dict[str, Any]:
+    """The configuration's settings, some of them replaced by "KEY=VALUE" (JSON, or else the text itself).
+
+    Raises:
+        ValueError: one line about a file, a key or an override that cannot be used.
+    """
+    try:
+        settings = json.loads(config.read_text())
+    except OSError as error:
+        raise ValueError(f"--config: {config} cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise ValueError(f"--config: {config} is not JSON: {error}") from None
+    if not isinstance(settings, dict):
+        raise ValueError(f"--config: {config}: expected one JSON object, got {type(settings).__name__}")
+    for override in overrides:
+        key, equals, value = override.partition("=")
+        if not equals:
+            raise ValueError(f"--override: expected KEY=VALUE, got {override!r}")
+        try:
+            settings[key] = json.loads(value)
+        except json.JSONDecodeError:
+            settings[key] = value
+    known = {field.name: field for type_ in SETTINGS for field in fields(type_)}
+    for key, value in settings.items():
+        if key not in known:
+            close = difflib.get_close_matches(key, known, n=1)
+            hint = f"; did you mean {close[0]}?" if close else ""
+            raise ValueError(f"unknown setting {key!r}{hint}")
+        kind = getattr(known[key].type, "__name__", known[key].type)  # the name where annotations are strings
+        if value != known[key].default and not isinstance(value, VALUES.get(kind, object)):
+            raise ValueError(f"setting {key}: expected {kind}, got {json.dumps(value)}")
+    needed = [name for name, field in known.items() if field.default is field.default_factory is MISSING]
+    if missing := [name for name in [*needed, "output_dir"] if name not in settings]:
+        raise ValueError(f"--config: {config} lacks {', '.join(dict.fromkeys(missing))}")
+    return settings
+
+
 def prepare_output(settings: dict[str, Any]) -> Path:
     """The output folder: emptied after a finished run, kept to continue an interrupted one."""
     directory = Path(settings["output_dir"])
@@ -353,13 +392,10 @@ def main(arguments: list[str] | None = None) -> int:
         "--override", action="append", default=[], metavar="KEY=VALUE", help="replace one setting; repeatable"
     )
     options = parser.parse_args(arguments)
-    settings = json.loads(options.config.read_text())
-    for override in options.override:
-        key, _, value = override.partition("=")
-        try:
-            settings[key] = json.loads(value)
-        except json.JSONDecodeError:
-            settings[key] = value
+    try:
+        settings = read_settings(options.config, options.override)
+    except ValueError as error:
+        parser.error(str(error))
 
     logger.set_level("ERROR")
     _, data_args, args = parse(settings)

@@ -95,9 +95,35 @@ def test_an_interrupted_run_continues_to_the_same_bits(finetune, tmp_path, monke
     assert losses(resumed) == losses(whole)
 
 
-def test_unknown_settings_are_refused(finetune, tmp_path):
-    with pytest.raises(ValueError, match="unknown settings: max_step"):
-        finetune.main(arguments(tmp_path, max_step=3))
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--override=max_step=2"], "unknown setting 'max_step'; did you mean max_steps?"),
+        (["--override=zzz=2"], "unknown setting 'zzz'"),
+        (["--override=max_steps"], "--override: expected KEY=VALUE, got 'max_steps'"),
+        (["--override=max_steps=many"], 'setting max_steps: expected int, got "many"'),
+        (["--override=max_steps=2.5"], "setting max_steps: expected int, got 2.5"),
+        (["--override=hidden_size=[64]"], "setting hidden_size: expected int, got [64]"),
+        (["--override=learning_rate=high"], 'setting learning_rate: expected float, got "high"'),
+        (["--override=output_dir=3"], "setting output_dir: expected str, got 3"),
+        (["--config={tmp}/none.json"], "--config: {tmp}/none.json cannot be read: No such file or directory"),
+        (["--config={tmp}"], "--config: {tmp} cannot be read: Is a directory"),
+        (
+            ["--config={tmp}/text"],
+            "--config: {tmp}/text is not JSON: Expecting value: line 1 column 1 (char 0)",
+        ),
+        (["--config={tmp}/list"], "--config: {tmp}/list: expected one JSON object, got list"),
+        (["--config={tmp}/little"], "--config: {tmp}/little lacks hidden_size, intermediate_size, "),
+    ],
+)
+def test_bad_settings_are_one_line(finetune, tmp_path, capsys, arguments, message):
+    for name, text in (("text", "max_steps: 2"), ("list", "[]"), ("little", '{"max_steps": 2}')):
+        (tmp_path / name).write_text(text)
+    arguments = [argument.format(tmp=tmp_path) for argument in arguments]
+    with pytest.raises(SystemExit) as exit_info:
+        finetune.main([f"--config={ROOT / 'configs' / 'sft_tiny.json'}", *arguments])
+    assert exit_info.value.code == 2
+    assert f"error: {message.format(tmp=tmp_path)}" in capsys.readouterr().err.splitlines()[-1]
 
 
 def test_questions_carry_signatures_and_order_is_fixed(finetune):
