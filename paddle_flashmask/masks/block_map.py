@@ -1,7 +1,7 @@
 """What each tile of a mask is: 0 fully masked, 1 partial, 2 unmasked.
 
 Tiles of all samples and heads are treated alike, as one row of column tiles, in chunks of bounded size:
-beside the result, memory is linear in the columns.
+beside the result, memory is linear in the columns. `count_masked` has no other result than a number.
 """
 
 from __future__ import annotations
@@ -57,10 +57,11 @@ class _Grid(NamedTuple):
         mask_starts = np.arange(self.batch * self.heads, dtype=np.int64)[:, None] * self.seqlen_k
         return np.append((mask_starts + first).ravel(), self.batch * self.heads * self.seqlen_k)
 
-    def chunks(self) -> Iterator[slice]:
-        """Ranges of numbered column tiles."""
+    def chunks(self, row_tiles: int | None = None) -> Iterator[slice]:
+        """Ranges of numbered column tiles, for work on so many row tiles of each (all of them)."""
         tiles = self.batch * self.heads * self.column_tiles
-        step = max(1, _CHUNK // max(self.row_tiles, self.block_n))
+        row_tiles = self.row_tiles if row_tiles is None else row_tiles
+        step = max(1, _CHUNK // max(row_tiles, self.block_n))
         return (slice(begin, min(begin + step, tiles)) for begin in range(0, tiles, step))
 
     def result(self) -> NDArray[np.int8]:
@@ -109,6 +110,42 @@ def exact(disjoint: list[Interval], seqlen_q: int, block_m: int, block_n: int) -
         area = columns[chunk, None] * rows[None, :].astype(np.float64)
         kinds[chunk] = PARTIAL + (masked == 0).view(np.int8) - (masked == area).view(np.int8)
     return grid.finish(kinds)
+
+
+def count_masked(disjoint: list[Interval], seqlen_q: int, block_m: int, block_n: int) -> tuple[int, int]:
+    """How many tiles `exact` would call masked, and how many there are, without a tile in memory.
+
+    Of a column tile, only the row tiles that a bound falls into, and those right after, begin something new;
+    all between two such are alike. So the work is O(N log N) for N columns, however many tiles there are.
+    Arguments as for `exact`.
+    """
+    grid = _Grid.of(disjoint[0], seqlen_q, block_m, block_n)
+    starts = grid.column_starts
+    columns = np.diff(starts)
+    # Rows after the last one are nobody's: counted as masked with it, they make the last row tile whole.
+    padded = grid.row_tiles * block_m
+    bounds = []
+    for piece in disjoint:
+        if piece.nonempty.any():
+            start, end = (np.where(piece.nonempty, bound, 0).reshape(-1) for bound in piece)
+            bounds += [(np.where(end == seqlen_q, np.int64(padded), end), 1), (start, -1)]
+    masked, width = 0, grid.row_tiles + 2
+    for chunk in grid.chunks(1) if bounds else ():
+        size = chunk.stop - chunk.start
+        within = slice(starts[chunk.start], starts[chunk.stop])
+        tile = np.repeat(np.arange(size) * width, columns[chunk])
+        places, weights = [], []
+        for bound, sign in bounds:  # the steps of `exact`
+            quotient, remainder = np.divmod(bound[within], block_m)
+            places += [tile + quotient, tile + quotient + 1]
+            weights += [sign * (remainder - block_m), -sign * remainder]
+        place = np.concatenate(places)
+        order = np.argsort(place)
+        place = place[order]
+        rows = np.concatenate(weights)[order].cumsum()  # a column tile's steps add up to 0
+        whole = rows[:-1] == columns[chunk][place[:-1] // width] * block_m
+        masked += int(np.diff(place)[whole].sum())
+    return masked, columns.size * grid.row_tiles
 
 
 def minmax(slots: Slots, seqlen_q: int, block_m: int, block_n: int) -> NDArray[np.int8]:

@@ -30,6 +30,12 @@ def test_exact_is_what_the_elements_say(drawn: Drawn, block_m: int, block_n: int
         assert kinds[b, h, r, c] == (UNMASKED if tile.all() else PARTIAL if tile.any() else MASKED)
 
 
+@given(masks(), blocks)
+def test_sparsity_counts_what_the_map_says(drawn: Drawn, block: int) -> None:
+    kinds = drawn.mask.block_map(block, block)
+    assert drawn.mask.block_sparsity(block) == ((kinds == MASKED).mean() if kinds.size else 0.0)
+
+
 @given(masks(), blocks, blocks)
 def test_minmax_only_errs_towards_partial(drawn: Drawn, block_m: int, block_n: int) -> None:
     exact = drawn.mask.block_map(block_m, block_n, rule="exact")
@@ -43,6 +49,14 @@ def test_maps_larger_than_one_chunk(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("paddle_flashmask.masks.block_map._CHUNK", 40)
     for rule, kinds in zip(("exact", "minmax"), whole, strict=True):
         np.testing.assert_array_equal(mask.block_map(16, 24, rule), kinds)
+    assert mask.block_sparsity(16) == (mask.block_map(16, 16) == MASKED).mean()
+
+
+def test_sparsity_at_the_greatest_length() -> None:
+    """Where the rows of the last tile end past int32, and no map would fit memory."""
+    seqlen_q = 2**31 - 1
+    mask = ColumnMask([(128, seqlen_q)], seqlen_q=seqlen_q, seqlen_k=200)
+    assert mask.block_sparsity() == 1 - 1 / 2**24
 
 
 def missed(mask: ColumnMask, tile: tuple[int, int]) -> tuple[int, int]:

@@ -40,6 +40,27 @@ CONSTRUCTORS: dict[str, Callable[[], ColumnMask]] = {
     "hash_sparse": lambda: masks.hash_sparse(*RANDOM.integers(0, 64, (2, TOKENS)))[0],
 }
 
+# As many documents, ranges or dropped keys as there are tokens, from lists where lists are taken.
+ONES = [1] * TOKENS
+PAIRS = [(i, i + 1) for i in range(TOKENS)]
+PAIR_ARRAY = np.array(PAIRS)
+
+MANY: dict[str, Callable[[], ColumnMask]] = {
+    "document": lambda: masks.document(ONES),
+    "causal_document": lambda: masks.causal_document(ONES),
+    "share_question, no answers": lambda: masks.share_question([(1, [])] * TOKENS),
+    "share_question, one answer": lambda: masks.share_question([(1, [1])] * (TOKENS // 2)),
+    "share_question, arrays": lambda: masks.share_question([(1, np.ones(3, int))] * (TOKENS // 4)),
+    "share_question, many answers": lambda: masks.share_question([(1, ONES[1:])]),
+    "causal_blockwise": lambda: masks.causal_blockwise(ONES),
+    "prefix_lm_document": lambda: masks.prefix_lm_document(ONES, ONES),
+    "qk_sparse": lambda: masks.qk_sparse(TOKENS, PAIRS),
+    "qk_sparse, array": lambda: masks.qk_sparse(TOKENS, PAIR_ARRAY),
+    "dropped": lambda: masks.dropped(TOKENS, list(range(TOKENS))),
+    "random_eviction": lambda: masks.random_eviction(ONES),
+    "hash_sparse": lambda: masks.hash_sparse(list(range(TOKENS)), ONES)[0],
+}
+
 built = lru_cache(maxsize=None)(lambda name: CONSTRUCTORS[name]())
 
 
@@ -60,10 +81,14 @@ def measured(make: Callable[[], Any], max_bytes: float) -> Any:
     return result
 
 
-@pytest.mark.parametrize("name", CONSTRUCTORS)
-def test_constructors(name: str) -> None:
-    mask = measured(CONSTRUCTORS[name], BYTES_PER_TOKEN * TOKENS)
-    assert mask.seqlen_k == TOKENS
+@pytest.mark.parametrize("make", [pytest.param(make, id=name) for name, make in CONSTRUCTORS.items()])
+def test_constructors(make: Callable[[], ColumnMask]) -> None:
+    assert measured(make, BYTES_PER_TOKEN * TOKENS).seqlen_k == TOKENS
+
+
+@pytest.mark.parametrize("make", [pytest.param(make, id=name) for name, make in MANY.items()])
+def test_constructors_of_many_parts(make: Callable[[], ColumnMask]) -> None:
+    assert measured(make, BYTES_PER_TOKEN * TOKENS).seqlen_k == TOKENS
 
 
 @pytest.mark.parametrize(
@@ -91,6 +116,14 @@ def test_bridge_area_and_equality(name: str) -> None:
     assert measured(again.visible_area, limit) == mask.visible_area()
     measured(lambda: hash(again), limit)
     measured(lambda: repr(again), limit)
+
+
+@pytest.mark.parametrize("name", ["causal_document", "global_sliding_window", "random_eviction"])
+def test_sparsity_and_drawing_keep_no_tiles(name: str, capsys: pytest.CaptureFixture[str]) -> None:
+    mask = built(name)
+    measured(mask.block_sparsity, BYTES_PER_TOKEN * TOKENS)
+    measured(mask.show, BYTES_PER_TOKEN * TOKENS)
+    assert "32768 x 32768 elements a cell" in capsys.readouterr().out
 
 
 @pytest.mark.slow
