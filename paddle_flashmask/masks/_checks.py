@@ -45,6 +45,24 @@ def as_integer_array(name: str, value: Any, ranks: Iterable[int]) -> NDArray[Any
     return array if array.dtype == np.int32 else array.astype(np.int64)
 
 
+def plain_integers(rows: Sequence[Any], values: Sequence[Any]) -> NDArray[np.int64] | None:
+    """The integers of many rows, int64 ``[n]``; None where something is to be looked at one by one.
+
+    That is unless the rows are lists, tuples or arrays, and the values integers in [0, INT32_MAX]. A million
+    of them are checked together here, without a call and a name for each.
+    """
+    numbers = set(map(type, values))
+    if not set(map(type, rows)) <= {list, tuple, np.ndarray} or bool in numbers:
+        return None
+    if not all(issubclass(number, (int, np.integer)) for number in numbers):
+        return None
+    try:
+        array = np.fromiter(values, np.int64, len(values))
+    except OverflowError:
+        return None
+    return array if not array.size or 0 <= array.min() <= array.max() <= INT32_MAX else None
+
+
 def as_array(name: str, value: Any) -> NDArray[Any]:
     """``value`` as an array of any dtype; what is ragged is refused."""
     try:

@@ -46,6 +46,7 @@ argument.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -61,6 +62,7 @@ from ._checks import (
     as_range,
     as_sequence,
     describe,
+    plain_integers,
 )
 from .column_mask import ColumnMask
 from .intervals import causal_rows
@@ -191,16 +193,13 @@ def share_question(documents: Sequence[tuple[int, Sequence[int]]], seqlen: int |
         documents: (tokens of the question, tokens of each answer), in the order in which they lie.
         seqlen: S; the sum of all by default, else the rest is padding.
     """
-    parts: list[int] = []  # every question and answer
-    reach: list[int] = []  # of each, the tokens from its first one to the end of what sees it
-    for i, item in enumerate(as_sequence("documents", documents, "pairs (question, [answer, ...])")):
-        question, answers = as_pair(f"documents[{i}]", item, "(question, [answer, ...])")
-        question = as_int(f"documents[{i}] question", question)
-        answers, tokens = as_lengths(f"documents[{i}] answers", answers)
-        parts += [question, *answers.tolist()]
-        reach += [question + tokens, *answers.tolist()]
-    lengths, seqlen = as_lengths("documents", np.array(parts, np.int64), seqlen)
-    end = _per_token(np.cumsum(lengths) - lengths + np.array(reach, np.int64), lengths, seqlen, padding=0)
+    parts, counts = _questions_and_answers(documents)
+    lengths, seqlen = as_lengths("documents", parts, seqlen)
+    reach = lengths.copy()  # of each part, the tokens from its first one to the end of what sees it
+    if counts.size:
+        questions = np.cumsum(counts) - counts
+        reach[questions] = np.add.reduceat(lengths, questions)
+    end = _per_token(np.cumsum(lengths) - lengths + reach, lengths, seqlen, padding=0)
     return ColumnMask([(0, causal_rows(seqlen, seqlen)), (end, seqlen)], seqlen_q=seqlen, seqlen_k=seqlen)
 
 
@@ -324,13 +323,11 @@ def qk_sparse(seqlen: int, ranges: Any) -> ColumnMask:
         ranges: each (start, stop); they may overlap.
     """
     seqlen = as_int("seqlen", seqlen)
-    pairs = as_sequence("ranges", ranges, "pairs (start, stop)")
-    bounds = sorted(as_range(f"ranges[{i}]", pair, seqlen) for i, pair in enumerate(pairs))
+    start, end = _starts_and_stops("ranges", ranges, seqlen)
     # Of the ranges that hold a column, only the largest stop counts: rows up to the diagonal are hidden
     # anyway.
     starting = np.zeros(seqlen + 1, np.int64)
-    if bounds:
-        np.maximum.at(starting, [start for start, _ in bounds], [end for _, end in bounds])
+    np.maximum.at(starting, start, end)
     stop = np.maximum.accumulate(starting)[:seqlen]
     column = np.arange(seqlen)
     return ColumnMask([(0, causal_rows(seqlen, seqlen)), (column, stop)], seqlen_q=seqlen, seqlen_k=seqlen)
@@ -432,6 +429,50 @@ def hash_sparse(
         last_row[head] = np.searchsorted(row, (column_bucket + 1) * seqlen)
     mask = ColumnMask([(0, first_row), (last_row, seqlen)], seqlen_q=seqlen, seqlen_k=seqlen)
     return mask, query_order, key_order
+
+
+def _questions_and_answers(documents: Any) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
+    """The lengths of every question and answer, in order, and how many of them each document has, int64."""
+    documents = as_sequence("documents", documents, "pairs (question, [answer, ...])")
+    flat: list[Any] = []
+    counts: list[int] = []
+    rows: list[Any] = list(documents)
+    try:
+        for question, answers in documents:
+            flat.append(question)
+            flat.extend(answers)
+            counts.append(1 + len(answers))
+            rows.append(answers)
+        parts = plain_integers(rows, flat)
+    except (TypeError, ValueError):
+        parts = None
+    if parts is None:
+        checked = []
+        for i, item in enumerate(documents):
+            question, answers = as_pair(f"documents[{i}]", item, "(question, [answer, ...])")
+            question = as_int(f"documents[{i}] question", question)
+            checked.append([question, *as_lengths(f"documents[{i}] answers", answers)[0].tolist()])
+        counts = list(map(len, checked))
+        parts = np.fromiter(chain.from_iterable(checked), np.int64, sum(counts))
+    return parts, np.array(counts, np.int64)
+
+
+def _starts_and_stops(name: str, ranges: Any, seqlen: int) -> NDArray[np.int64]:
+    """Many ranges (start, stop) with 0 <= start <= stop <= seqlen, int64 ``[2, n]``."""
+    ranges = as_sequence(name, ranges, "pairs (start, stop)")
+    try:
+        if isinstance(ranges, np.ndarray) and ranges.ndim == 2:
+            flat, sizes = plain_integers([], ranges.ravel().tolist()), {ranges.shape[1]}
+        else:
+            flat, sizes = plain_integers(ranges, list(chain.from_iterable(ranges))), set(map(len, ranges))
+        if flat is not None and sizes <= {2}:
+            start, stop = bounds = flat.reshape(-1, 2).T
+            if (start <= stop).all() and (stop <= seqlen).all():
+                return bounds
+    except TypeError:
+        pass
+    checked = [as_range(f"{name}[{i}]", pair, seqlen) for i, pair in enumerate(ranges)]
+    return np.array(checked, np.int64).reshape(-1, 2).T
 
 
 def _two_lengths(seqlen_q: Any, seqlen_k: Any, name: str = "seqlen_q") -> tuple[int, int]:

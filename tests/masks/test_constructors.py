@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from itertools import accumulate
+from typing import Any
 
 import numpy as np
 import pytest
@@ -88,6 +89,20 @@ def test_share_question(documents: list[tuple[int, list[int]]], extra: int) -> N
     )
 
 
+@pytest.mark.parametrize(
+    "documents",
+    [
+        [[2, (2, 1)], [1, (1,)], [0, ()]],
+        [(2, np.array([2, 1], np.uint8)), (1, np.array([1])), (0, [])],
+        [(np.int32(2), [np.int64(2), 1]), np.array([1, [1]], object), (0, np.array([]))],
+        [(2, range(2, 0, -1)), (1, range(1, 2)), (0, range(0))],
+    ],
+    ids=["lists and tuples", "arrays", "NumPy's integers", "ranges"],
+)
+def test_share_question_takes_any_sequences(documents: list[Any]) -> None:
+    assert masks.share_question(documents) == masks.share_question([(2, [2, 1]), (1, [1])])
+
+
 @given(seqlens, st.integers(0, 40), windows, windows)
 def test_global_sliding_window(seqlen: int, num_global: int, left: int, right: int) -> None:
     num_global = min(num_global, seqlen)
@@ -148,7 +163,8 @@ def test_qk_sparse(seqlen: int, pairs: list[tuple[int, int]]) -> None:
     visible = j <= i
     for start, stop in ranges:
         visible = visible & ~((start <= i) & (i < stop) & (start <= j) & (j < stop))
-    assert_sees(masks.qk_sparse(seqlen, ranges), visible)
+    for form in (ranges, [[*pair] for pair in ranges], np.array(ranges, np.int32).reshape(-1, 2)):
+        assert_sees(masks.qk_sparse(seqlen, form), visible)
 
 
 @given(

@@ -71,6 +71,47 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: masks.share_question([("a", [1])]), TypeError, r"documents\[0\] question: expected an integer"),
     (lambda: masks.share_question([(5, 1)]), ValueError, r"documents\[0\] answers: expected 1 dimensions"),
     (lambda: masks.share_question([(5, [-1])]), ValueError, r"documents\[0\] answers: expected lengths"),
+    (lambda: masks.share_question([(5, 1), 7]), ValueError, r"documents\[0\] answers: expected 1 dimensions"),
+    (
+        lambda: masks.share_question([(1, [1]), "ab"]),
+        TypeError,
+        r"documents\[1\]: expected a pair .* got str 'ab'",
+    ),
+    (
+        lambda: masks.share_question([(1, [1]), {1: 2, 3: 4}]),
+        TypeError,
+        r"documents\[1\]: expected a pair .* dict",
+    ),
+    (
+        lambda: masks.share_question([(1, [1]), (True, [1])]),
+        TypeError,
+        r"documents\[1\] question: .* got bool True",
+    ),
+    (
+        lambda: masks.share_question([(2**40, [1])]),
+        ValueError,
+        r"documents\[0\] question: expected an integer in",
+    ),
+    (
+        lambda: masks.share_question([(1, []), (1, "ab")]),
+        TypeError,
+        r"documents\[1\] answers: expected integers",
+    ),
+    (
+        lambda: masks.share_question([(1, []), (1, [1.0])]),
+        TypeError,
+        r"documents\[1\] answers: expected integers",
+    ),
+    (
+        lambda: masks.share_question([(1, []), (1, [[1]])]),
+        ValueError,
+        r"documents\[1\] answers: expected 1 dim",
+    ),
+    (
+        lambda: masks.share_question([(1, []), (1, [2**70])]),
+        TypeError,
+        r"documents\[1\] answers: expected integers",
+    ),
     (
         lambda: masks.share_question([(5, [1])], seqlen=5),
         ValueError,
@@ -83,6 +124,19 @@ WRONG: list[tuple[Callable[[], Any], type[Exception], str]] = [
     (lambda: masks.qk_sparse(4, [(3, 1)]), ValueError, r"ranges\[0\]: .* got \(3, 1\)"),
     (lambda: masks.qk_sparse(4, [(-1, 1)]), ValueError, r"ranges\[0\] start: expected .* got -1"),
     (lambda: masks.qk_sparse(4, [(0, 1.0)]), TypeError, r"ranges\[0\] stop: expected an integer"),
+    (lambda: masks.qk_sparse(4, [(0, 1), (0, True)]), TypeError, r"ranges\[1\] stop: .* got bool True"),
+    (
+        lambda: masks.qk_sparse(4, [(0, 1), (0, 2**70)]),
+        ValueError,
+        r"ranges\[1\] stop: expected an integer in",
+    ),
+    (
+        lambda: masks.qk_sparse(4, [(0, 1), (0,), (1, 2, 3)]),
+        ValueError,
+        r"ranges\[1\]: expected a pair .* got 1",
+    ),
+    (lambda: masks.qk_sparse(4, [(0, 1), "01"]), TypeError, r"ranges\[1\]: expected a pair .* got str"),
+    (lambda: masks.qk_sparse(4, np.array([1, 2])), TypeError, r"ranges\[0\]: expected a pair"),
     (lambda: masks.dropped(4, [4]), ValueError, r"keys: expected indices in \[0, 4\), got 4 to 4"),
     (lambda: masks.dropped(4, [-1]), ValueError, r"keys: expected indices in \[0, 4\), got -1 to -1"),
     (lambda: masks.dropped(4, [0.5]), TypeError, r"keys: expected integers"),
