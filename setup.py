@@ -145,6 +145,7 @@ class BuildOperators(build_ext):
 
 
 setup(
+    license="Apache-2.0",
     ext_modules=[
         Extension(
             "paddle_flashmask._C",

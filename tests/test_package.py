@@ -3,6 +3,7 @@
 import shutil
 import subprocess
 import sys
+import tarfile
 import zipfile
 from pathlib import Path
 
@@ -33,7 +34,7 @@ def run(*command: object, cwd: Path) -> str:
 
 
 @pytest.fixture(scope="module")
-def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
+def sdist(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Built in a copy of the sources, so that nothing the tree happens to hold goes in by accident."""
     pytest.importorskip("paddle")
     pytest.importorskip("setuptools")
@@ -43,13 +44,39 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
         ".*", "build", "outputs", "__pycache__", "*.egg-info", "_C.so", "_build_info.py"
     )
     shutil.copytree(ROOT, sources, ignore=ignored)
-    code = f"from setuptools import build_meta; build_meta.build_sdist({str(work)!r})"
+    code = (
+        "import warnings; from setuptools import build_meta; "
+        "warnings.filterwarnings('error', '.*`project[.]'); "  # what setuptools deprecates of pyproject.toml
+        f"build_meta.build_sdist({str(work)!r})"
+    )
     run(sys.executable, "-W", "ignore", "-c", code, cwd=sources)
     (sdist,) = work.glob("*.tar.gz")
-    options = ("-q", "--no-deps", "--no-build-isolation", "--wheel-dir", work)
-    run(sys.executable, "-m", "pip", "wheel", *options, sdist, cwd=work)
-    (wheel,) = work.glob("*.whl")
+    return sdist
+
+
+@pytest.fixture(scope="module")
+def wheel(sdist: Path) -> Path:
+    options = ("-q", "--no-deps", "--no-build-isolation", "--wheel-dir", sdist.parent)
+    run(sys.executable, "-m", "pip", "wheel", *options, sdist, cwd=sdist.parent)
+    (wheel,) = sdist.parent.glob("*.whl")
     return wheel
+
+
+def test_the_source_distribution_can_be_built_tested_and_read(sdist):
+    """Whole folders, since a test without its helpers is no use; and nothing that a build makes."""
+    with tarfile.open(sdist) as archive:
+        names = {name.partition("/")[2] for name in archive.getnames()}
+    folders = ("configs", "csrc", "docs", "paddle_flashmask", "requirements", "scripts", "tests")
+    files = [path for folder in folders for path in (ROOT / folder).rglob("*") if path.is_file()]
+    made = {"_C.so", "_build_info.py"}
+    wanted = {
+        str(path.relative_to(ROOT))
+        for path in files
+        if path.name not in made and path.suffix != ".pyc" and not path.name.startswith(".")
+    }
+    wanted |= {"CHANGELOG.md", "CONTRIBUTING.md", "LICENSE", "README.md", "pyproject.toml", "setup.py"}
+    assert wanted <= names
+    assert not [name for name in names if Path(name).name in made]
 
 
 @pytest.mark.slow
