@@ -53,9 +53,6 @@ struct BackwardConfig {
   using VTile = SmemTile<kBlockN, kHeadDimV>;
   using PTile = SmemTile<kBlockM, kBlockN>;
 
-  static constexpr uint32_t kEmptyRows = 1u << 31;  // some row of the tile sees no key
-  static_assert(kMaxSlots < 31, "the slots leave the highest bit free");
-
   struct alignas(1024) Smem {
     char k[KTile::kBytes];  // dK passes through here at the end
     char v[VTile::kBytes];  // and dV here
@@ -69,8 +66,9 @@ struct BackwardConfig {
     RowRuns runs;
     NearTiles near;
     struct {
-      int tile;       // the row tile after the next one
-      uint32_t work;  // the slots that touch it, and kEmptyRows
+      int tile;          // the row tile after the next one
+      uint32_t touched;  // the slots that touch it
+      int empty;         // whether some row of it sees no key
     } ahead;
   };
 };
@@ -227,24 +225,29 @@ __global__ void __launch_bounds__(Config::kThreads)
     cp_async_wait<0>();
     __syncthreads();  // the extremes, the slots and both stages are no longer read, nor still being written
     // One thread walks the row tiles, two steps ahead, so that nobody else spends registers and time on it.
-    const auto look_ahead = [&](int row_tile) {
-      smem.ahead.tile = smem.runs.next(row_tile);
-      smem.ahead.work = smem.runs.touched(smem.ahead.tile);
-      if (smem.ahead.tile < arguments.rows.tiles &&
-          arguments.rows.empty[int64_t{head_plane} * arguments.rows.tiles + smem.ahead.tile]) {
-        smem.ahead.work |= Config::kEmptyRows;
+    const int* empty = arguments.rows.empty + int64_t{head_plane} * arguments.rows.tiles;
+    const auto look_ahead = [&](int from) {
+      smem.ahead.tile = smem.runs.next(from);
+      smem.ahead.touched = smem.runs.touched(smem.ahead.tile);
+      // Asynchronously: the loop's next wait and barrier come before anyone reads it.
+      if (smem.ahead.tile < arguments.rows.tiles) {
+        cp_async_4(shared_address(&smem.ahead.empty), empty + smem.ahead.tile);
       }
+      cp_async_commit();
     };
     if (thread == 0) {
       smem.runs.build(arguments.mask, plane, column_tile, static_cast<int>(shape.seqlen_q), kBlockM,
                       arguments.rows.tiles);
-      look_ahead(0);
+      smem.ahead.tile = smem.runs.next(0);
+      smem.ahead.touched = smem.runs.touched(smem.ahead.tile);
+      smem.ahead.empty = smem.ahead.tile < arguments.rows.tiles ? empty[smem.ahead.tile] : 0;
     }
     load_slots<kBlockN, kThreads>(smem.slots, plane, arguments.mask, column_begin, thread);
     if (Config::kDeterministic && thread < 32) smem.near.load(arguments.mask, plane, column_tile, thread);
     __syncthreads();
     int row_tile = smem.ahead.tile;
-    uint32_t work = smem.ahead.work;
+    uint32_t touched = smem.ahead.touched;
+    bool has_empty = smem.ahead.empty != 0;
     __syncthreads();
     if (thread == 0) look_ahead(row_tile + 1);
     int stage = 0;
@@ -261,7 +264,8 @@ __global__ void __launch_bounds__(Config::kThreads)
       if (Config::kDeterministic && thread == 0 && turn_to_pass != nullptr)
         pass_turn(turn_to_pass, column_tile);
       const int next_tile = smem.ahead.tile;
-      const uint32_t next_work = smem.ahead.work;
+      const uint32_t next_touched = smem.ahead.touched;
+      const bool next_empty = smem.ahead.empty != 0;
       if (kStages == 2) {
         if (next_tile < arguments.rows.tiles) load_rows(next_tile, stage ^ 1, thread + zero);
         cp_async_commit();
@@ -269,7 +273,7 @@ __global__ void __launch_bounds__(Config::kThreads)
 
       // What comes in for a row that sees no key must not come out, even if it is not finite (and times P = 0
       // is NaN).
-      if (work & Config::kEmptyRows) {
+      if (has_empty) {
         constexpr int kChunks = Config::kHeadDimV / 8;
         for (int i = thread; i < kBlockM * kChunks; i += kThreads) {
           if (smem.lse[stage][i / kChunks] == INFINITY) {
@@ -315,7 +319,6 @@ __global__ void __launch_bounds__(Config::kThreads)
                         shape.seqlen_k, row_begin + lane_row, static_cast<int>(column_begin) + lane_column,
                         row_of, column_of);
         } else {
-          uint32_t touched = work & ~Config::kEmptyRows;
           if (columns < kBlockN) touched |= 1;
 #pragma unroll 1
           for (; touched != 0; touched &= touched - 1) {
@@ -417,7 +420,8 @@ __global__ void __launch_bounds__(Config::kThreads)
         stage ^= 1;
       }
       row_tile = next_tile;
-      work = next_work;
+      touched = next_touched;
+      has_empty = next_empty;
     }
     if constexpr (Config::kDeterministic) {
       __syncthreads();

@@ -57,6 +57,10 @@ __device__ __forceinline__ void cp_async_16(uint32_t shared, const void* global,
                "r"(bytes));
 }
 
+__device__ __forceinline__ void cp_async_4(uint32_t shared, const void* global) {
+  asm volatile("cp.async.ca.shared.global [%0], [%1], 4;" ::"r"(shared), "l"(global));
+}
+
 __device__ __forceinline__ void cp_async_commit() { asm volatile("cp.async.commit_group;"); }
 
 // Waits until at most `kPending` of this thread's newest groups are unfinished.
