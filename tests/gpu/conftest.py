@@ -10,10 +10,11 @@ if TYPE_CHECKING:
     from device_kernels import Kernels
 
 
-@pytest.fixture(scope="session", params=["cuda", "sm80"])
+@pytest.fixture(scope="session", params=["cuda", "sm80", "sm90"])
 def kernels(request: pytest.FixtureRequest) -> Kernels:
-    """The best kernels for the device, and the portable ones; an error when there is no library."""
-    from device_kernels import Kernels
+    """The best kernels for the device, the portable ones, Hopper's; an error when there is no library."""
+    from device_kernels import HopperKernels, Kernels
     from kernel_calls import CudaLibrary, library_path
 
-    return Kernels(CudaLibrary(library_path(), request.param))
+    library = CudaLibrary(library_path(), request.param)
+    return HopperKernels(library) if request.param == "sm90" else Kernels(library)
