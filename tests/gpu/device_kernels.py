@@ -151,7 +151,7 @@ class UnorderedResults(dict[str, torch.Tensor]):
 
 
 class HopperKernels(Kernels):
-    """The sm_90 family by name. What it lacks is skipped, not left to another family; it knows no order of dq."""
+    """The sm_90 family by name: what it lacks is skipped, not left to another; it knows no order of dq."""
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, *others: Any, **more: Any) -> Any:
         """As of Kernels."""
