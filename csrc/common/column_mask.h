@@ -33,10 +33,6 @@ FLASHMASK_HOST_DEVICE Interval make_interval(int32_t start, int32_t end, int32_t
   return start < end ? Interval{start, end} : empty_interval();
 }
 
-FLASHMASK_HOST_DEVICE bool contains(Interval interval, int32_t row) {
-  return interval.start <= row && row < interval.end;
-}
-
 struct ColumnIntervals {
   Interval lower;
   Interval upper;

@@ -49,14 +49,4 @@ FLASHMASK_HOST_DEVICE uint32_t dropout_threshold(double probability) {
   return static_cast<uint32_t>(probability * 65536.0 + 0.5);
 }
 
-// The 16 bits of element (i, j); kernels that hold whole fragments take them from dropout_words directly.
-FLASHMASK_HOST_DEVICE uint32_t dropout_bits(uint64_t seed, uint64_t offset, uint32_t head, uint32_t i,
-                                            uint32_t j) {
-  const uint32_t row = i % 16, column = j % 16;
-  const uint32_t lane = (row % 8) * 4 + (column % 8) / 2;
-  const PhiloxWords words = dropout_words(seed, offset, head, i / 16, j / 16, lane);
-  const uint32_t word = words.word[2 * (column / 8) + row / 8];
-  return column % 2 == 0 ? word & 0xFFFFu : word >> 16;
-}
-
 }  // namespace flashmask

@@ -24,8 +24,7 @@ struct ForwardConfig {
   static constexpr bool kDeterministic = false;  // it always is, and has no other way to be asked for
   static constexpr bool kDense = kDense_;        // test mode: the mask is read from a dense matrix
   static_assert(kBlockM % (16 * kWarps) == 0, "every warp owns whole 16-row fragments");
-  static_assert(kBlockN <= kThreads, "one thread copies one column's slots");
-  static_assert(kBlockN % 32 == 0, "the pre-pass walks tiles 32 columns at a time");
+  static_assert(kBlockN % 16 == 0, "P is used 16 columns at a time, slots are copied two at a time");
 
   using QTile = SmemTile<kBlockM, kHeadDim>;
   using KTile = SmemTile<kBlockN, kHeadDim>;

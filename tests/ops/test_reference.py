@@ -288,7 +288,7 @@ def test_philox_known_answers(counter, key, words):
 
 
 def bits_of_element(seed, offset, head, i, j):
-    """dropout_bits() of csrc/common/philox.h, in Python integers."""
+    """The 16 bits of an element as the head of csrc/common/philox.h lays them out, in Python integers."""
     seed, offset = seed % 2**64, offset % 2**64
     row, column = i % 16, j % 16
     lane = row % 8 * 4 + column % 8 // 2

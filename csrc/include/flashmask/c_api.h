@@ -45,8 +45,7 @@ FLASHMASK_API int flashmask_cuda_describe(int32_t family, int32_t backward, flas
                                           int32_t deterministic, char* message, size_t capacity);
 
 // For tests: kinds [Bm, Hm, ceil(Sq / block_m), ceil(Sk / block_n)] receives each tile's TileKind (0 masked,
-// 1 partial, 2 unmasked) as forward's scan or backward's row runs see it. block_n in {32, 64, 128}. Returns a
-// cudaError_t.
+// 1 partial, 2 unmasked) as forward's scan or backward's row runs see it. Returns a cudaError_t.
 FLASHMASK_API int64_t flashmask_cuda_classify_workspace(const flashmask::ForwardParams* params,
                                                         int32_t block_n);
 FLASHMASK_API int flashmask_cuda_classify(const flashmask::ForwardParams* params, int32_t block_m,
