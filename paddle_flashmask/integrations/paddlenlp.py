@@ -31,7 +31,16 @@ if TYPE_CHECKING:
 
     from paddle_flashmask.packing import PackedSequences
 
-__all__ = ["SUPPORTED_VERSIONS", "Switch", "check_model", "collate", "disable", "enable", "features"]
+__all__ = [
+    "SUPPORTED_VERSIONS",
+    "Switch",
+    "check_model",
+    "collate",
+    "disable",
+    "enable",
+    "features",
+    "preference_features",
+]
 
 SUPPORTED_VERSIONS = ("3.0.0b4",)
 """PaddleNLP versions this module is tested with; any other warns once."""
@@ -218,9 +227,42 @@ def features(packed: PackedSequences) -> list[dict[str, NDArray[Any]]]:
     ]
 
 
+def preference_features(packed: PackedSequences) -> list[dict[str, NDArray[Any]]]:
+    """`features` for PaddleNLP's `DPOTrainer`, from packed `preference_document`s.
+
+    In place of `labels` there are `chosen_labels` and `rejected_labels`, int64 [S], 0 where there is no loss,
+    and `response_indexs`, int64 [P, 3] for P documents: where the chosen answer starts, where it ends and the
+    rejected one starts, and where that ends.
+
+    Raises:
+        ValueError: a document that has not two answers.
+    """
+    samples = features(packed)
+    for n, (sample, documents) in enumerate(zip(samples, packed.answers, strict=True)):
+        labels = sample.pop("labels")
+        sample["chosen_labels"], sample["rejected_labels"] = np.zeros_like(labels), np.zeros_like(labels)
+        for document, answers in zip(packed.documents[n], documents, strict=True):
+            if len(answers) != 2:
+                raise ValueError(
+                    f"packed: expected preference documents, got one with {len(answers)} answers "
+                    f"(document {document})"
+                )
+            for key, (start, stop) in zip(("chosen_labels", "rejected_labels"), answers, strict=True):
+                sample[key][start:stop] = labels[start:stop]
+        sample["response_indexs"] = np.array([[*chosen, rejected[1]] for chosen, rejected in documents])
+    return samples
+
+
 def collate(samples: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
-    """A data collator for PaddleNLP's trainers: stacks `features`, whose lengths are equal, into a batch."""
-    return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
+    """A data collator for PaddleNLP's trainers: stacks features, whose lengths are equal, into a batch.
+
+    The rows of `response_indexs`, of which each sample has its own number, come one after another, each after
+    the index of its sample in the batch.
+    """
+    batch = {name: [sample[name] for sample in samples] for name in samples[0]}
+    indexs = [np.insert(rows, 0, i, axis=1) for i, rows in enumerate(batch.pop("response_indexs", []))]
+    stacked = {name: np.stack(arrays) for name, arrays in batch.items()}
+    return stacked | ({"response_indexs": np.concatenate(indexs)} if indexs else {})
 
 
 @functools.cache
