@@ -203,7 +203,7 @@ def test_reference_head_is_the_reference(name: str) -> None:
 
     results = {key: found[key][None, :, None].clone() for key in expected}
     results["lse"] = found["lse"][None, None].clone()
-    reference = {(0, 0): found}
+    reference = {(key, 0, 0): value for key, value in found.items()}
     assert measure.check(results, reference) == 0
     for key in results:
         wrong = {other: value.clone() for other, value in results.items()}

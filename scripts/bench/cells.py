@@ -10,6 +10,7 @@ from __future__ import annotations
 import csv
 import hashlib
 import math
+import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import Field, astuple, dataclass, fields, replace
 from pathlib import Path
@@ -34,11 +35,16 @@ EQUAL_DOCUMENT_COUNT, EQUAL_DOCUMENT_LENGTH = 20, 6656
 # Ever longer sequences of one head, up to a million tokens, in 64 causal documents.
 LONG_DOCUMENTS = "causal_document_64"
 LONG_LENGTHS = (131072, 262144, 524288, 1048576)
+# The setting of MagiAttention's published charts: one sample, grouped-query attention, work counted exactly.
+MAGI_WINDOW = "sliding_window_1024"
+MAGI_MASKS = ("full", "causal", "document", "causal_document", MAGI_WINDOW)
+MAGI_LENGTHS = (1024, 2048, 4096, 8192, 16384, 32768)
+MAGI_HEADS, MAGI_KV_HEADS = 64, 8
 
 
 @dataclass(frozen=True)
 class Case:
-    """One mask, shared by all samples and heads, at one shape; as many key heads as query heads."""
+    """One mask, shared by all samples and heads, at one shape. ``kv_heads`` 0: as many as query heads."""
 
     mask: str
     seqlen: int
@@ -46,6 +52,12 @@ class Case:
     batch: int
     heads: int
     seed: int = 0
+    kv_heads: int = 0
+
+    @property
+    def key_heads(self) -> int:
+        """How many heads k and v have."""
+        return self.kv_heads or self.heads
 
     def build_mask(self) -> masks.ColumnMask:
         """Return the mask, of one sample and one head."""
@@ -53,12 +65,19 @@ class Case:
             return masks.document([EQUAL_DOCUMENT_LENGTH] * EQUAL_DOCUMENT_COUNT)
         if self.mask == LONG_DOCUMENTS:
             return masks.causal_document([self.seqlen // 64] * 64)
+        if self.mask == MAGI_WINDOW:
+            return masks.sliding_window(self.seqlen, min(1024, self.seqlen - 1))
         return registry.make(self.mask, self.seqlen, self.seed)
 
     def flops(self, direction: str, rho: float) -> float:
         """Floating-point operations of the visited tiles: two products forward, five backward."""
-        full = 4.0 * self.seqlen**2 * self.head_dim * self.heads * self.batch
-        return full * (1 - rho) * (2.5 if direction == "backward" else 1.0)
+        return self.flops_of_area(direction, self.seqlen**2 * (1 - rho))
+
+    def flops_of_area(self, direction: str, area: float) -> float:
+        """The same for so many elements of one head's attention matrix."""
+        return (
+            4.0 * area * self.head_dim * self.heads * self.batch * (2.5 if direction == "backward" else 1.0)
+        )
 
 
 def paper_case(mask: str, seqlen: int, head_dim: int, seed: int = 0) -> Case:
@@ -71,6 +90,11 @@ def search_case(head_dim: int) -> Case:
     return Case(
         EQUAL_DOCUMENTS, EQUAL_DOCUMENT_COUNT * EQUAL_DOCUMENT_LENGTH, head_dim, 1, HIDDEN // head_dim
     )
+
+
+def magi_case(mask: str, seqlen: int, head_dim: int = 128, seed: int = 0) -> Case:
+    """Return a case of MagiAttention's setting."""
+    return Case(mask, seqlen, head_dim, 1, MAGI_HEADS, seed, MAGI_KV_HEADS)
 
 
 def long_cases() -> list[Case]:
@@ -157,6 +181,8 @@ class Row:
         return self.tflops / self.matmul_tflops
 
 
+INCLUDED = re.compile(r'^#include "(sm\d+/[^"]+)"', re.MULTILINE)
+
 # The columns: of the run, of the case, then the row's own.
 _OWN_FIELDS = [field for field in fields(Row) if field.name not in ("run", "case")]
 _FIELDS = [*fields(Run), *fields(Case), *_OWN_FIELDS]
@@ -219,10 +245,14 @@ def is_done(
 def hash_sources(kernels: str, root: Path = ROOT) -> str:
     """Return a short hash of everything that one architecture's kernels are compiled from."""
     csrc = root / "csrc"
-    paths = [root / "scripts" / "kernel_sources.py"]
-    for folder in ("include", "common", kernels):
-        paths += (path for path in (csrc / folder).rglob("*") if path.suffix in (".h", ".cuh", ".cc", ".cu"))
-    paths += (csrc / "instantiations").glob(f"{kernels}_*")
+    families = ("sm80", "sm90") if kernels == "cuda" else (kernels,)
+    paths = {root / "scripts" / "kernel_sources.py"}
+    for folder in ("include", "common", *families):
+        paths |= {path for path in (csrc / folder).rglob("*") if path.suffix in (".h", ".cuh", ".cc", ".cu")}
+    for family in families:
+        paths |= set((csrc / "instantiations").glob(f"{family}_*"))
+    for path in list(paths):  # what a family takes from another one
+        paths |= {csrc / name for name in INCLUDED.findall(path.read_text()) if (csrc / name).exists()}
     digest = hashlib.sha256()
     for path in sorted(paths):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())

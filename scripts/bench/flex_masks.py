@@ -40,10 +40,10 @@ def token_arrays(seqlen: int, seed: int = 0) -> dict[str, np.ndarray]:
 
 
 def make_rule(name: str, seqlen: int, tokens: Mapping[str, Any]) -> Rule:
-    """Return the rule of a mask of the paper.
+    """Return the rule of a mask.
 
     Args:
-        name: of the mask.
+        name: of the mask, one of the paper's or sliding_window_1024.
         seqlen: S.
         tokens: what `token_arrays` returned, as NumPy arrays or torch tensors.
     """
@@ -74,5 +74,6 @@ def make_rule(name: str, seqlen: int, tokens: Mapping[str, Any]) -> Rule:
         "prefix_lm_causal": lambda i, j: (j <= i) | (j < prefix),
         "qk_sparse": lambda i, j: (j <= i) & ~dropped(i) & ~dropped(j),
         "random_eviction": lambda i, j: (j <= i) & (i < evict_at[j]),
+        "sliding_window_1024": lambda i, j: (j <= i) & (i - j <= 1024),
     }
     return rules[name]

@@ -8,13 +8,13 @@ from __future__ import annotations
 
 import importlib
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
 import flex_masks
 import torch
-from cells import EQUAL_DOCUMENT_COUNT, TWELVE, Case
+from cells import EQUAL_DOCUMENT_COUNT, MAGI_WINDOW, TWELVE, Case
 from kernel_calls import BackwardParams, CudaLibrary, ForwardParams, Options, backward_params, forward_params
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
@@ -40,15 +40,16 @@ class Data:
 
     def __init__(self, case: Case):
         generator = torch.Generator("cuda").manual_seed(case.seed)
+        queries, keys = (case.batch, case.seqlen, case.heads), (case.batch, case.seqlen, case.key_heads)
         self.tensors = [
-            torch.randn(_shape(case), generator=generator, device="cuda", dtype=torch.bfloat16)
-            for _ in range(4)
+            torch.randn(*sizes, case.head_dim, generator=generator, device="cuda", dtype=torch.bfloat16)
+            for sizes in (queries, keys, keys, queries)
         ]
-        self._made_for = (_shape(case), case.seed)
+        self._made_for = _unmasked(case)
 
     def serves(self, case: Case) -> bool:
         """Whether these are a case's tensors."""
-        return self._made_for == (_shape(case), case.seed)
+        return self._made_for == _unmasked(case)
 
     @cached_property
     def heads_first(self) -> list[torch.Tensor]:
@@ -56,8 +57,8 @@ class Data:
         return [tensor.transpose(1, 2).contiguous() for tensor in self.tensors]
 
 
-def _shape(case: Case) -> tuple[int, int, int, int]:
-    return case.batch, case.seqlen, case.heads, case.head_dim
+def _unmasked(case: Case) -> Case:
+    return replace(case, mask="")
 
 
 def own_job(library: CudaLibrary, mask: ColumnMask, data: Data, *, deterministic: bool = False) -> Job:
@@ -87,7 +88,9 @@ def _own_job(library: CudaLibrary, tensors: Tensors, mask: ColumnMask | None, de
     stream = torch.cuda.current_stream().cuda_stream
     out = torch.full_like(q, torch.nan)
     lse = torch.full((q.shape[0], q.shape[2], q.shape[1]), torch.nan, device=q.device)
-    gradients = {name: torch.full_like(q, torch.nan) for name in ("dq", "dk", "dv")}
+    gradients = {
+        name: torch.full_like(x, torch.nan) for name, x in zip(("dq", "dk", "dv"), tensors[:3], strict=True)
+    }
     params: dict[str, ForwardParams | BackwardParams] = {
         "forward": forward_params(q, k, v, out, lse, options, stream),
         "backward": backward_params(q, k, v, out, lse, dout, None, gradients, options, stream),
@@ -127,7 +130,7 @@ class Peer:
     """Somebody else's attention, with autograd.
 
     Attributes:
-        masks: what it can do of the twelve.
+        masks: what it can do of those that are measured.
         attend: (case, data) to its inputs q, k, v, dout and a function from q, k, v to o.
         heads_first: whether its tensors are [B, H, S, D].
         module: what must be importable besides torch.
@@ -165,7 +168,9 @@ class Peer:
 def _sdpa(backend: SDPBackend, case: Case, data: Data) -> tuple[Tensors, Callable[..., torch.Tensor]]:
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         with sdpa_kernel(backend):
-            return torch.nn.functional.scaled_dot_product_attention(q, k, v, is_causal=case.mask == "causal")
+            return torch.nn.functional.scaled_dot_product_attention(
+                q, k, v, is_causal=case.mask == "causal", enable_gqa=case.kv_heads != 0
+            )
 
     # FlashAttention-2 wants [B, S, H, D] underneath, cuDNN is given what SDPA's users have.
     if backend == SDPBackend.FLASH_ATTENTION:
@@ -190,7 +195,7 @@ def _flex(kernel_options: Any, case: Case, data: Data) -> tuple[Tensors, Callabl
         )
     compiled = torch.compile(
         lambda q, k, v, block_mask: flex_attention(
-            q, k, v, block_mask=block_mask, kernel_options=kernel_options
+            q, k, v, block_mask=block_mask, kernel_options=kernel_options, enable_gqa=case.kv_heads != 0
         ),
         dynamic=False,
     )
@@ -200,7 +205,8 @@ def _flex(kernel_options: Any, case: Case, data: Data) -> tuple[Tensors, Callabl
 def _fa4(case: Case, data: Data) -> tuple[Tensors, Callable[..., torch.Tensor]]:
     from flash_attn.cute import flash_attn_func
 
-    window = (case.seqlen // 16, 0) if case.mask == "sliding_window" else (None, None)
+    widths = {"sliding_window": case.seqlen // 16, MAGI_WINDOW: min(1024, case.seqlen - 1)}
+    window = (widths[case.mask], 0) if case.mask in widths else (None, None)
 
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         result = flash_attn_func(q, k, v, causal=case.mask == "causal", window_size=window)
@@ -212,9 +218,14 @@ def _fa4(case: Case, data: Data) -> tuple[Tensors, Callable[..., torch.Tensor]]:
 PEERS = {
     "fa2": Peer(("full", "causal"), partial(_sdpa, SDPBackend.FLASH_ATTENTION), heads_first=True),
     "cudnn": Peer(("full", "causal"), partial(_sdpa, SDPBackend.CUDNN_ATTENTION), heads_first=True),
-    "flex": Peer(TWELVE, partial(_flex, None), heads_first=True),
+    "flex": Peer((*TWELVE, MAGI_WINDOW), partial(_flex, None), heads_first=True),
     "flex_flash": Peer(
-        TWELVE, partial(_flex, {"BACKEND": "FLASH"}), heads_first=True, module="flash_attn.cute"
+        (*TWELVE, MAGI_WINDOW),
+        partial(_flex, {"BACKEND": "FLASH"}),
+        heads_first=True,
+        module="flash_attn.cute",
     ),
-    "fa4": Peer(("full", "causal", "sliding_window"), _fa4, heads_first=False, module="flash_attn.cute"),
+    "fa4": Peer(
+        ("full", "causal", "sliding_window", MAGI_WINDOW), _fa4, heads_first=False, module="flash_attn.cute"
+    ),
 }

@@ -3,12 +3,21 @@
 python scripts/build_kernels.py --cuda --targets 90 --subset benchmark --output build
 python scripts/bench/kernels.py --quick                                   # one table in under a minute
 python scripts/bench/kernels.py --deterministic --bars --resume           # ours alone, everything
-python scripts/bench/kernels.py --peers flex flex_flash fa4 --lengths 8192 --head-dims 128 --resume
-python scripts/bench/kernels.py --report-only --markdown docs/results/kernels_sm80.md
+python scripts/bench/kernels.py --peers flex flex_flash fa4 cudnn --lengths 8192 --head-dims 128 --resume
+python scripts/bench/kernels.py --peers fa4 cudnn --masks full causal --lengths 8192 --head-dims 256 --resume
+python scripts/bench/kernels.py --setting magi --peers fa4 cudnn flex_flash --resume
+python scripts/bench/kernels.py --report-only --markdown docs/results/kernels_sm80.md --charts docs/images
 
 The paper's setting: bfloat16, 128 K tokens in all, heads times head dim = 4096. Needs torch with CUDA, and no
 Paddle. Rows are appended to a CSV file as soon as a case is measured; --resume leaves out what an earlier run
-has measured with the same kernel sources on the same card beside the same peers. The bars come last.
+has measured with the same kernel sources on the same card beside the same peers. The bars come last: for sm90
+those beside FA4, FlexAttention, cuDNN and the anchors of hopper_bars.py.
+
+What it takes on an H200, --seconds 0.12, one head dim, twelve masks, ours alone: 25 s at 8 K tokens, 30 s at
+32 K, 75 s at 128 K (measured with the portable kernels; the Hopper ones are faster). fa4 and cudnn run few
+masks. flex and flex_flash compile 10 to 30 s per mask and shape: 4 to 12 minutes for twelve, each. To compile
+on many cores first, start several of these at once with other --masks, then measure:
+    python scripts/bench/kernels.py --prepare --peers flex flex_flash --masks causal document --lengths 8192 &
 """
 
 from __future__ import annotations
@@ -16,7 +25,6 @@ from __future__ import annotations
 import argparse
 import shlex
 import sys
-from functools import partial
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -27,11 +35,17 @@ from cells import (
     DIRECTIONS,
     HEAD_DIMS,
     LENGTHS,
+    MAGI_HEADS,
+    MAGI_KV_HEADS,
+    MAGI_LENGTHS,
+    MAGI_MASKS,
+    MAGI_WINDOW,
     PEER_NAMES,
     ROOT,
     TWELVE,
     Case,
     long_cases,
+    magi_case,
     paper_case,
     plan,
     read_rows,
@@ -40,7 +54,7 @@ from cells import (
 
 QUICK_SECONDS = 0.25
 # Options that do not change what is measured, nor how: they are left out of the recorded command.
-UNRECORDED = ("csv", "markdown", "resume", "commit", "library")
+UNRECORDED = ("csv", "markdown", "charts", "resume", "commit", "library")
 
 
 def parse_arguments() -> tuple[argparse.Namespace, str]:
@@ -53,11 +67,20 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
         "--kernels", default="cuda", choices=families, help="which of ours; cuda: the best on the device"
     )
     parser.add_argument("--peers", nargs="*", default=[], choices=list(PEER_NAMES))
-    parser.add_argument("--masks", nargs="*", default=list(TWELVE), choices=TWELVE)
-    parser.add_argument("--lengths", nargs="+", type=int, default=list(LENGTHS))
-    parser.add_argument("--head-dims", nargs="+", type=int, default=list(HEAD_DIMS))
+    parser.add_argument(
+        "--setting",
+        default="paper",
+        choices=["paper", "magi"],
+        help=f"magi: one sample, {MAGI_HEADS}:{MAGI_KV_HEADS} heads, visible area counted exactly",
+    )
+    known = [*TWELVE, MAGI_WINDOW]
+    parser.add_argument("--masks", nargs="*", choices=known, help="default: all of the setting")
+    parser.add_argument("--lengths", nargs="+", type=int, help="default: all of the setting")
+    parser.add_argument("--head-dims", nargs="+", type=int, help="default: 64 128, magi: 128")
     parser.add_argument("--directions", nargs="+", default=list(DIRECTIONS), choices=DIRECTIONS)
-    parser.add_argument("--seed", type=int, default=0, help="of the documents and of the tensors")
+    parser.add_argument(
+        "--seeds", nargs="+", type=int, default=[0], help="of documents and tensors; the paper takes five"
+    )
     parser.add_argument("--deterministic", action="store_true", help="our deterministic backward too")
     parser.add_argument("--bars", action="store_true", help="also the cases of the search and memory bars")
     parser.add_argument("--seconds", type=float, default=0.5, help="per implementation, case and direction")
@@ -68,8 +91,10 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     parser.add_argument("--csv", type=Path, help="default: docs/results/kernels_<kernels>.csv")
     parser.add_argument("--resume", action="store_true", help="leave out what the CSV file has")
     parser.add_argument("--commit", help="recorded with the rows; by default git is asked")
+    parser.add_argument("--prepare", action="store_true", help="let the peers compile, and measure nothing")
     parser.add_argument("--report-only", action="store_true", help="measure nothing")
     parser.add_argument("--markdown", type=Path, help="write everything in the CSV file to this document")
+    parser.add_argument("--charts", type=Path, help="draw bar charts of the CSV file into this folder")
     arguments = parser.parse_args()
 
     command = ["python", "scripts/bench/kernels.py"]
@@ -78,6 +103,10 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
             values = [] if value is True else value if isinstance(value, list) else [value]
             command += [f"--{name.replace('_', '-')}", *map(str, values)]
 
+    magi = arguments.setting == "magi"
+    arguments.masks = arguments.masks or list(MAGI_MASKS if magi else TWELVE)
+    arguments.lengths = arguments.lengths or list(MAGI_LENGTHS if magi else LENGTHS)
+    arguments.head_dims = arguments.head_dims or ([128] if magi else list(HEAD_DIMS))
     if arguments.quick:
         arguments.lengths, arguments.head_dims, arguments.seconds = [8192], [128], QUICK_SECONDS
         arguments.peers = arguments.peers or ["fa2"]
@@ -89,11 +118,13 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
 
 def wanted_cases(arguments: argparse.Namespace) -> list[Case]:
     """Return the cases that the arguments name; masks of one shape follow each other and share tensors."""
+    make, masks = (magi_case, MAGI_MASKS) if arguments.setting == "magi" else (paper_case, TWELVE)
     cases = [
-        paper_case(mask, seqlen, head_dim, arguments.seed)
+        make(mask, seqlen, head_dim, seed)
         for head_dim in arguments.head_dims
         for seqlen in arguments.lengths
-        for mask in TWELVE
+        for seed in arguments.seeds
+        for mask in masks
         if mask in arguments.masks
     ]
     if arguments.bars:
@@ -108,20 +139,29 @@ def main() -> None:
     if not arguments.report_only:
         from runner import Bench  # needs torch and a GPU; the report does not
 
-        bench = Bench(arguments, command)
+        bench = Bench(arguments, command, read_rows(arguments.csv) if arguments.resume else [])
         cards = [bench.run.card]
-        rows = read_rows(arguments.csv) if arguments.resume else []
-        left = plan(wanted_cases(arguments), partial(bench.is_measured, rows), arguments.directions)
-        for case, directions in left:
+        if arguments.prepare:
+            for case in wanted_cases(arguments):
+                bench.prepare(case)
+            return
+        for case, directions in plan(wanted_cases(arguments), bench.is_measured, arguments.directions):
             bench.measure(case, directions)
 
     rows = read_rows(arguments.csv)
     if arguments.markdown is not None:
         arguments.markdown.parent.mkdir(parents=True, exist_ok=True)
         arguments.markdown.write_text(report.render(rows, arguments.kernels))
+    if arguments.charts is not None:
+        import charts  # needs matplotlib
+
+        for card in report.cards(rows, arguments.kernels):
+            print(*charts.draw(report.Results(rows, arguments.kernels, card), arguments.charts), sep="\n")
     for card in cards or report.cards(rows, arguments.kernels):
         results = report.Results(rows, arguments.kernels, card)
         tables = [*report.mask_tables(results)] if arguments.quick else []
+        if report.is_hopper(results):
+            tables += report.hopper_bars.mask_ratios(results)
         print("", card, *tables, report.render_bars(results, measured_only=arguments.quick), sep="\n\n")
 
 

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
+import hopper_bars
 from cells import (
     DIRECTIONS,
     HEAD_DIMS,
@@ -20,73 +21,31 @@ from cells import (
     paper_case,
     search_case,
 )
+from paper_tables import magi_tables, total_tables
+from results import Bar, Results, at_least, length_name, markdown_table
 
 FA2_BAR, CAUSAL_BAR, CAUSAL_AIM, DETERMINISTIC_BAR, SEARCH_BAR = 0.95, 0.75, 0.9, 0.75, 0.03
+HOPPER_SEARCH_BAR = 0.02
 LINEAR_BAR = 1.01  # bytes per token at a million tokens, relative to those at 128 K
-
-Key = tuple[Case, str, str]  # case, direction, implementation
-
-
-class Results:
-    """What was measured on one card with one version of one architecture's kernels: the newest there is."""
-
-    def __init__(self, rows: Iterable[Row], kernels: str, card: str):
-        rows = [row for row in rows if (row.run.kernels, row.run.card) == (kernels, card)]
-        newest = max((row.run for row in rows), key=lambda run: run.started, default=None)
-        self.kernels, self.card = kernels, card
-        self.rows = [row for row in rows if newest is not None and row.run.sources == newest.sources]
-        self._runs: dict[str, dict[Key, Row]] = {}  # the newest run first
-        for row in sorted(self.rows, key=lambda row: row.run.started, reverse=True):
-            run = self._runs.setdefault(row.run.started, {})
-            run[row.case, row.direction, row.implementation] = row
-
-    def find(self, *keys: Key) -> list[Row]:
-        """Return the rows of these keys from the newest run in which all succeeded; none if there is none."""
-        for run in self._runs.values():
-            found = [run[key] for key in keys if key in run and run[key].ok]
-            if len(found) == len(keys):
-                return found
-        return []
-
-    def ratio(self, case: Case, direction: str, other: str, ours: str | None = None) -> float | None:
-        """How many times as fast as another implementation ours is, in one run; None: not measured."""
-        found = self.find((case, direction, ours or self.kernels), (case, direction, other))
-        return found[1].milliseconds / found[0].milliseconds if found else None
-
-    def failed(self, case: Case, direction: str, implementation: str) -> bool:
-        """Whether it failed in the newest run that tried."""
-        key = (case, direction, implementation)
-        return next((not run[key].ok for run in self._runs.values() if key in run), False)
-
-
-@dataclass(frozen=True)
-class Bar:
-    """Something that is wanted, and what came; ``met`` is None when it was not measured."""
-
-    what: str
-    wanted: str
-    measured: str
-    met: bool | None
-
-    @property
-    def verdict(self) -> str:
-        """The verdict in words."""
-        return {True: "met", False: "NOT met", None: "not measured"}[self.met]
 
 
 def bars(results: Results) -> Iterator[Bar]:
     """Judge whatever there is a target for."""
-    yield from _peer_bars(results)
-    yield from _mask_bars(results)
-    yield _deterministic_bar(results)
-    yield from _search_bars(results)
+    if is_hopper(results):
+        yield from hopper_bars.bars(results)
+        yield from _search_bars(results, HOPPER_SEARCH_BAR)
+    else:
+        yield from _peer_bars(results)
+        yield from _mask_bars(results)
+        yield _deterministic_bar(results)
+        yield from _search_bars(results, SEARCH_BAR)
     yield from _memory_bars(results)
 
 
-def _at_least(what: str, wanted: float, measured: float | None, note: str = "") -> Bar:
-    if measured is None:
-        return Bar(what, f">= {wanted:g}", note, None)
-    return Bar(what, f">= {wanted:g}", f"{measured:.3f}{note and f' {note}'}", measured >= wanted)
+def is_hopper(results: Results) -> bool:
+    """Whether these are the Hopper kernels: sm90, or the best ones on a Hopper card."""
+    on_hopper = any(name in results.card for name in ("H100", "H200", "H800", "H20", "GH200"))
+    return results.kernels == "sm90" or (results.kernels == "cuda" and on_hopper)
 
 
 def _peer_bars(results: Results) -> Iterator[Bar]:
@@ -94,8 +53,8 @@ def _peer_bars(results: Results) -> Iterator[Bar]:
         for mask in ("full", "causal"):
             case = paper_case(mask, 8192, head_dim)
             for direction in DIRECTIONS:
-                what = f"{mask}, {_length(8192)}, D={head_dim}, {direction}: speed relative to FA2"
-                yield _at_least(what, FA2_BAR, results.ratio(case, direction, "fa2"))
+                what = f"{mask}, {length_name(8192)}, D={head_dim}, {direction}: speed relative to FA2"
+                yield at_least(what, FA2_BAR, results.ratio(case, direction, "fa2"))
 
 
 def _mask_bars(results: Results) -> Iterator[Bar]:
@@ -108,17 +67,16 @@ def _mask_bars(results: Results) -> Iterator[Bar]:
                     found = results.find(*((case, direction, results.kernels) for case in cases))
                     if found:
                         ratios[mask] = found[0].tflops / found[1].tflops
-                what = (
-                    f"twelve masks, {_length(seqlen)}, D={head_dim}, {direction}: TFLOP/s relative to causal"
-                )
+                shape = f"{length_name(seqlen)}, D={head_dim}, {direction}"
+                what = f"twelve masks, {shape}: TFLOP/s relative to causal"
                 if len(ratios) < len(TWELVE):
                     note = f"{len(ratios)} of {len(TWELVE)} masks" if ratios else ""
-                    yield _at_least(what, CAUSAL_BAR, None, note)
+                    yield at_least(what, CAUSAL_BAR, None, note)
                     continue
                 worst = min(ratios, key=lambda mask: ratios[mask])
                 aim = sum(ratio >= CAUSAL_AIM for ratio in ratios.values())
                 note = f"({worst}; {aim} of {len(TWELVE)} reach {CAUSAL_AIM:g})"
-                yield _at_least(what, CAUSAL_BAR, ratios[worst], note)
+                yield at_least(what, CAUSAL_BAR, ratios[worst], note)
 
 
 def _deterministic_bar(results: Results) -> Bar:
@@ -130,13 +88,13 @@ def _deterministic_bar(results: Results) -> Bar:
     }
     what = "deterministic backward: speed relative to the free one, the worst of all"
     if not ratios:
-        return _at_least(what, DETERMINISTIC_BAR, None)
+        return at_least(what, DETERMINISTIC_BAR, None)
     worst = min(ratios, key=lambda case: ratios[case])
-    place = f"{worst.mask}, {_length(worst.seqlen)}, D={worst.head_dim}"
-    return _at_least(what, DETERMINISTIC_BAR, ratios[worst], f"({place}; {len(ratios)} cases)")
+    place = f"{worst.mask}, {length_name(worst.seqlen)}, D={worst.head_dim}"
+    return at_least(what, DETERMINISTIC_BAR, ratios[worst], f"({place}; {len(ratios)} cases)")
 
 
-def _search_bars(results: Results) -> Iterator[Bar]:
+def _search_bars(results: Results, limit: float) -> Iterator[Bar]:
     """The same tiles, once to be found among 1,040 x 1,040, once as a batch without a mask."""
     for head_dim in HEAD_DIMS:
         case = search_case(head_dim)
@@ -147,8 +105,8 @@ def _search_bars(results: Results) -> Iterator[Bar]:
             measured = (
                 "" if cost is None else f"{100 * cost:.1f} % more time than a batch of the same documents"
             )
-            wanted = f"< {100 * SEARCH_BAR:g} %"
-            yield Bar(what, wanted, measured, None if cost is None else cost < SEARCH_BAR)
+            wanted = f"< {100 * limit:g} %"
+            yield Bar(what, wanted, measured, None if cost is None else cost < limit)
 
 
 def _memory_bars(results: Results) -> Iterator[Bar]:
@@ -163,7 +121,7 @@ def _memory_bars(results: Results) -> Iterator[Bar]:
         for name in ("mask_bytes", "workspace_bytes"):
             per_token = [getattr(row, name) / row.case.seqlen for row in rows]
             text = ", ".join(f"{value:.1f}" for value in per_token)
-            lengths = " to ".join(_length(case.seqlen) for case in (cases[0], cases[-1]))
+            lengths = " to ".join(length_name(case.seqlen) for case in (cases[0], cases[-1]))
             yield Bar(
                 f"{what}: {name.replace('_', ' ')} per token from {lengths}",
                 f"grows <= {100 * (LINEAR_BAR - 1):g} %",
@@ -191,6 +149,10 @@ def render(rows: Sequence[Row], kernels: str) -> str:
     for card in cards(rows, kernels):
         results = Results(rows, kernels, card)
         parts += [f"## {card}", _provenance(results.rows), "### Bars", render_bars(results)]
+        if is_hopper(results):
+            parts += hopper_bars.mask_ratios(results)
+        parts += total_tables(results)
+        parts += magi_tables(results)
         parts += mask_tables(results)
         parts += [
             table for table in (_search_table(results), _long_table(results), _failures(results)) if table
@@ -200,12 +162,13 @@ def render(rows: Sequence[Row], kernels: str) -> str:
 
 def render_bars(results: Results, *, measured_only: bool = False) -> str:
     """Return the bars as a table."""
-    lines = [
-        [bar.what, bar.wanted, bar.measured, bar.verdict]
-        for bar in bars(results)
-        if bar.met is not None or not measured_only
-    ]
-    return _table(["bar", "wanted", "measured", "verdict"], lines, left=4)
+    judged = [bar for bar in bars(results) if bar.measured or not measured_only]
+    lines = [[bar.what, bar.wanted, bar.measured, bar.verdict] for bar in judged]
+    header = ["bar", "wanted", "measured", "verdict"]
+    if any(bar.aim for bar in judged):
+        header.append("aim")
+        lines = [[*line, bar.aim] for line, bar in zip(lines, judged, strict=True)]
+    return markdown_table(header, lines, left=len(header))
 
 
 def _provenance(rows: list[Row]) -> str:
@@ -226,7 +189,11 @@ def _provenance(rows: list[Row]) -> str:
 def mask_tables(results: Results) -> Iterator[str]:
     """Return a table per head dim, length and direction."""
     shapes = sorted(
-        {replace(row.case, mask="") for row in results.rows if row.case.mask in TWELVE},
+        {
+            replace(row.case, mask="")
+            for row in results.rows
+            if row.case.mask in TWELVE and not row.case.kv_heads
+        },
         key=lambda case: (case.head_dim, case.seqlen, case.seed),
     )
     for shape in shapes:
@@ -235,7 +202,7 @@ def mask_tables(results: Results) -> Iterator[str]:
             table = _mask_table(results, cases, direction)
             if table:
                 sizes = f"B = {shape.batch}, H = {shape.heads}, seed {shape.seed}"
-                title = f"### D = {shape.head_dim}, S = {_length(shape.seqlen)} ({sizes}), {direction}"
+                title = f"### D = {shape.head_dim}, S = {length_name(shape.seqlen)} ({sizes}), {direction}"
                 yield f"{title}\n\n{table}"
 
 
@@ -256,7 +223,7 @@ def _mask_table(results: Results, cases: list[Case], direction: str) -> str:
         lines.append([case.mask, f"{row.rho:.3f}", f"{area:.3f}", *ours])
         lines[-1] += (_peer_cell(results, case, direction, name) for name in others)
     header = ["mask", "rho", "area", "ms", "TFLOP/s", "of matmul", *others.values()]
-    return _table(header, lines) if lines else ""
+    return markdown_table(header, lines) if lines else ""
 
 
 def _peer_cell(results: Results, case: Case, direction: str, name: str) -> str:
@@ -283,7 +250,9 @@ def _search_table(results: Results) -> str:
         "batch without a mask: the same tiles of the same data, so packing costs what it takes to prepare "
         "the mask and to find the tiles.\n\n"
     )
-    return title + _table(["D", "", "packed, ms", "batch, ms", "cost"], lines, left=2) if lines else ""
+    return (
+        title + markdown_table(["D", "", "packed, ms", "batch, ms", "cost"], lines, left=2) if lines else ""
+    )
 
 
 def _long_table(results: Results) -> str:
@@ -293,29 +262,17 @@ def _long_table(results: Results) -> str:
             for row in results.find((case, direction, results.kernels)):
                 sizes = [f"{size / 2**20:.2f}" for size in (row.mask_bytes, row.workspace_bytes)]
                 speed = [f"{row.milliseconds:.3f}", f"{row.tflops:.0f}"]
-                lines.append([_length(case.seqlen), direction, *speed, *sizes])
+                lines.append([length_name(case.seqlen), direction, *speed, *sizes])
     title = "### Long sequences: 64 causal documents, one head, D = 64\n\n"
     header = ["tokens", "", "ms", "TFLOP/s", "mask, MiB", "workspace, MiB"]
-    return title + _table(header, lines, left=2) if lines else ""
+    return title + markdown_table(header, lines, left=2) if lines else ""
 
 
 def _failures(results: Results) -> str:
     places: dict[tuple[str, str], list[str]] = {}
     for row in results.rows:
         if not row.ok:
-            place = f"{row.case.mask} {_length(row.case.seqlen)} D={row.case.head_dim} {row.direction}"
+            place = f"{row.case.mask} {length_name(row.case.seqlen)} D={row.case.head_dim} {row.direction}"
             places.setdefault((row.implementation, row.reason), []).append(place)
     lines = [f"- {name}: {reason} ({', '.join(where)})" for (name, reason), where in places.items()]
     return "### Failures\n\n" + "\n".join(lines) if lines else ""
-
-
-def _length(seqlen: int) -> str:
-    for unit, size in (("M", 2**20), ("K", 2**10)):
-        if seqlen % size == 0:
-            return f"{seqlen // size}{unit}"
-    return str(seqlen)
-
-
-def _table(header: list[str], lines: list[list[str]], left: int = 1) -> str:
-    rules = ["---"] * left + ["---:"] * (len(header) - left)
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rules, *lines))

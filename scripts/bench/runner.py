@@ -6,9 +6,11 @@ import argparse
 import datetime
 import gc
 import subprocess
+import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from itertools import pairwise
 
 import torch
 from cells import (
@@ -53,8 +55,9 @@ class Outcome:
 class Bench:
     """Measures cases on the current device and appends their rows to the CSV file."""
 
-    def __init__(self, arguments: argparse.Namespace, command: str):
+    def __init__(self, arguments: argparse.Namespace, command: str, earlier: list[Row]):
         self.arguments = arguments
+        self.earlier = earlier
         self.library = CudaLibrary(arguments.library, arguments.kernels)
         self.clock = Clock()
         card, driver = card_and_driver()
@@ -87,10 +90,27 @@ class Bench:
             names.append(deterministic(ours))
         return names + [name for name in self.peers if case.mask in PEERS[name].masks]
 
-    def is_measured(self, rows: list[Row], case: Case, direction: str) -> bool:
-        """Whether the rows hold all of this case and direction."""
+    def is_measured(self, case: Case, direction: str) -> bool:
+        """Whether an earlier run has all of this case and direction."""
         names = self.implementations(case, direction)
-        return is_done(rows, self.run, case, direction, names, self.arguments.seconds)
+        return is_done(self.earlier, self.run, case, direction, names, self.arguments.seconds)
+
+    def left(self, case: Case, direction: str) -> list[str]:
+        """Names of what is run; of what has been measured (causal, for others to be judged by) ours only."""
+        names = self.implementations(case, direction)
+        return names[:1] if self.is_measured(case, direction) else names
+
+    def prepare(self, case: Case) -> None:
+        """Make the peers of a case ready and forget them: what they compile stays in their caches on disk."""
+        start = time.monotonic()
+        data = Data(case)
+        for name in self.implementations(case, "forward"):
+            if name in PEERS:
+                outcome = self._make(partial(PEERS[name].job, case, data), {})
+                if outcome.job is None:
+                    print(f"{case.mask}, {name}: {outcome.reason}")
+        torch._dynamo.reset()
+        print(f"{case.mask} S={case.seqlen} D={case.head_dim}: {time.monotonic() - start:.0f} s", flush=True)
 
     def measure(self, case: Case, directions: list[str]) -> None:
         """Check and time everything that runs a case; append its rows and print a line per direction."""
@@ -98,15 +118,22 @@ class Bench:
             self.data = None  # before the next one is made
             self.data = Data(case)
         mask = case.build_mask()
+        moments = [time.monotonic()]
         reference = reference_heads(self.data.tensors, mask)
+        torch.cuda.synchronize()
+        moments.append(time.monotonic())
         builders = self._builders(case, mask, self.data)
-        names = dict.fromkeys(name for d in directions for name in self.implementations(case, d))
+        names = dict.fromkeys(name for d in directions for name in self.left(case, d))
         outcomes = {name: self._make(builders[name], reference) for name in names}
         del reference
+        moments.append(time.monotonic())
         for direction in directions:
             rows = self._time(case, direction, mask, outcomes)
             append_rows(self.arguments.csv, rows)
             print(summary_line(case, direction, rows), flush=True)
+        moments.append(time.monotonic())
+        took = (f"{end - start:.1f}" for start, end in pairwise(moments))
+        print("  took {} s for the reference, {} s to make and check, {} s to time".format(*took), flush=True)
         outcomes.clear()
         if any(name.startswith("flex") for name in self.peers):
             torch._dynamo.reset()  # each mask is compiled anew
@@ -135,7 +162,7 @@ class Bench:
         return Outcome(job, "", error)
 
     def _time(self, case: Case, direction: str, mask: ColumnMask, outcomes: dict[str, Outcome]) -> list[Row]:
-        here = {name: outcomes[name] for name in self.implementations(case, direction)}
+        here = {name: outcomes[name] for name in self.left(case, direction)}
         jobs = {name: out.job.directions[direction] for name, out in here.items() if out.job is not None}
         timings, matmul_tflops = self.clock.take_turns(jobs, self.arguments.seconds) if jobs else ({}, 0.0)
         rho, area = mask.block_sparsity(128), mask.visible_area()

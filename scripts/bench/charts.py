@@ -1,0 +1,92 @@
+"""Bar charts of the kernel benchmark, laid out as the paper's: a figure per head dim, a panel per length.
+
+Needs matplotlib, and no torch.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+from cells import DIRECTIONS, PEER_NAMES, TWELVE, Case
+from paper_tables import Total, paper_shapes, total
+from results import Results, length_name
+
+COLORS = {"flex": "#9aa5b1", "flex_flash": "#5b8db8", "fa4": "#e0a458", "cudnn": "#7fb069", "fa2": "#b8b8b8"}
+OURS = "#b5273d"
+
+
+def draw(results: Results, folder: Path) -> Iterator[Path]:
+    """Draw total TFLOP/s of forward and backward into PNG files; return their paths."""
+    shapes = paper_shapes(results)
+    for head_dim in sorted({shape.head_dim for shape in shapes}):
+        panels = [shape for shape in shapes if shape.head_dim == head_dim]
+        totals = {shape: _totals(results, shape) for shape in panels}
+        totals = {shape: found for shape, found in totals.items() if found}
+        if totals:
+            folder.mkdir(parents=True, exist_ok=True)
+            path = folder / f"kernels_{results.kernels}_d{head_dim}.png"
+            _draw_panels(results, totals, path)
+            yield path
+
+
+def _totals(results: Results, shape: Case) -> dict[str, dict[str, Total]]:
+    """By implementation and mask, ours first."""
+    found: dict[str, dict[str, Total]] = {}
+    for name in (results.kernels, *reversed(PEER_NAMES)):
+        by_mask = {
+            mask: sums
+            for mask in TWELVE
+            if (sums := total(results, replace(shape, mask=mask), name)) is not None
+        }
+        if by_mask:
+            found[name] = by_mask
+    return found
+
+
+def _draw_panels(results: Results, totals: dict[Case, dict[str, dict[str, Total]]], path: Path) -> None:
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, axes = pyplot.subplots(
+        len(totals), 1, figsize=(13, 3.4 * len(totals)), squeeze=False, layout="constrained"
+    )
+    for axis, (shape, by_name) in zip(axes[:, 0], totals.items(), strict=True):
+        width = 0.84 / len(by_name)
+        for place, (name, by_mask) in enumerate(by_name.items()):
+            own = name == results.kernels
+            x = [TWELVE.index(mask) + (place - (len(by_name) - 1) / 2) * width for mask in by_mask]
+            axis.bar(
+                x,
+                [sums.rate(*DIRECTIONS) for sums in by_mask.values()],
+                width,
+                label="paddle_flashmask" if own else PEER_NAMES[name],
+                color=OURS if own else COLORS[name],
+            )
+        for mask, sums in by_name.get("flex", {}).items():
+            own_rate = by_name[results.kernels][mask].rate(*DIRECTIONS)
+            axis.annotate(
+                f"{100 * (sums.gain - 1):+.0f} %",
+                (TWELVE.index(mask), own_rate),
+                ha="center",
+                va="bottom",
+                fontsize=8,
+            )
+        axis.set_xticks(range(len(TWELVE)), [mask.replace("_", "\n", 1) for mask in TWELVE], fontsize=8)
+        axis.set_xlim(-0.6, len(TWELVE) - 0.4)
+        axis.set_ylabel("TFLOP/s")
+        axis.set_title(
+            f"{length_name(shape.seqlen)}, head dim {shape.head_dim}, forward + backward, bfloat16",
+            fontsize=10,
+        )
+        axis.spines[["top", "right"]].set_visible(False)
+    first = max(totals, key=lambda shape: len(totals[shape]))
+    legend = axes[list(totals).index(first), 0].get_legend_handles_labels()
+    figure.legend(*legend, ncols=6, fontsize=9, loc="outside lower center", frameon=False)
+    note = "; % is the gain over FlexAttention" if any("flex" in found for found in totals.values()) else ""
+    figure.suptitle(f"{results.card}{note}", fontsize=10)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)

@@ -1,0 +1,82 @@
+"""Measured rows by what they measured, bars, and how both are written down. No torch."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+
+from cells import Case, Row
+
+Key = tuple[Case, str, str]  # case, direction, implementation
+
+
+class Results:
+    """What was measured on one card with one version of one architecture's kernels: the newest there is."""
+
+    def __init__(self, rows: Iterable[Row], kernels: str, card: str):
+        rows = [row for row in rows if (row.run.kernels, row.run.card) == (kernels, card)]
+        newest = max((row.run for row in rows), key=lambda run: run.started, default=None)
+        self.kernels, self.card = kernels, card
+        self.rows = [row for row in rows if newest is not None and row.run.sources == newest.sources]
+        self._runs: dict[str, dict[Key, Row]] = {}  # the newest run first
+        for row in sorted(self.rows, key=lambda row: row.run.started, reverse=True):
+            run = self._runs.setdefault(row.run.started, {})
+            run[row.case, row.direction, row.implementation] = row
+
+    def find(self, *keys: Key) -> list[Row]:
+        """Return the rows of these keys from the newest run in which all succeeded; none if there is none."""
+        for run in self._runs.values():
+            found = [run[key] for key in keys if key in run and run[key].ok]
+            if len(found) == len(keys):
+                return found
+        return []
+
+    def ratio(self, case: Case, direction: str, other: str, ours: str | None = None) -> float | None:
+        """How many times as fast as another implementation ours is, in one run; None: not measured."""
+        found = self.find((case, direction, ours or self.kernels), (case, direction, other))
+        return found[1].milliseconds / found[0].milliseconds if found else None
+
+    def failed(self, case: Case, direction: str, implementation: str) -> bool:
+        """Whether it failed in the newest run that tried."""
+        key = (case, direction, implementation)
+        return next((not run[key].ok for run in self._runs.values() if key in run), False)
+
+
+@dataclass(frozen=True)
+class Bar:
+    """Something that is wanted, and what came; ``met`` is None when it was not measured.
+
+    ``aim`` says what is hoped for beyond it, and how near that is.
+    """
+
+    what: str
+    wanted: str
+    measured: str
+    met: bool | None
+    aim: str = ""
+
+    @property
+    def verdict(self) -> str:
+        """The verdict in words."""
+        return {True: "met", False: "NOT met", None: "not measured"}[self.met]
+
+
+def at_least(what: str, wanted: float, measured: float | None, note: str = "", aim: str = "") -> Bar:
+    """Return the bar of a number, None where it was not measured, that must not be less than another."""
+    if measured is None:
+        return Bar(what, f">= {wanted:g}", note, None, aim)
+    return Bar(what, f">= {wanted:g}", f"{measured:.3f}{note and f' {note}'}", measured >= wanted, aim)
+
+
+def length_name(seqlen: int) -> str:
+    """Return a length as tables name it: 8K."""
+    for unit, size in (("M", 2**20), ("K", 2**10)):
+        if seqlen % size == 0:
+            return f"{seqlen // size}{unit}"
+    return str(seqlen)
+
+
+def markdown_table(header: list[str], lines: list[list[str]], left: int = 1) -> str:
+    """Return a Markdown table; so many columns are aligned to the left."""
+    rules = ["---"] * left + ["---:"] * (len(header) - left)
+    return "\n".join("| " + " | ".join(cells) + " |" for cells in (header, rules, *lines))

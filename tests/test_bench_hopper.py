@@ -1,0 +1,158 @@
+"""The Hopper bars, the anchors, and tables and charts laid out as published ones, from made-up rows."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts" / "bench"))
+
+import cells
+import hopper_bars
+import paper_tables
+import report
+from cells import DIRECTIONS, TWELVE, Case, Row, Run, magi_case, paper_case
+from results import Bar, Results
+
+RUN = Run("2026-01-01T00:00:00Z", "sm90", "abc", "123", "NVIDIA H200", "1.0", "2.11", "python kernels.py")
+
+
+def make_row(case: Case, name: str, milliseconds: float, direction: str = "forward") -> Row:
+    tflops = case.flops(direction, 0.5) / milliseconds / 1e9
+    shape = {"rho": 0.5, "visible_area": case.seqlen**2 // 4, "seconds": 1.0}
+    timing = {"milliseconds": milliseconds, "tflops": tflops, "matmul_tflops": 800.0}
+    return Row(RUN, case, direction, name, "ok", "", **shape, **timing)
+
+
+def judge(rows: Iterable[Row]) -> dict[str, Bar]:
+    return {bar.what: bar for bar in report.bars(Results(rows, "sm90", RUN.card))}
+
+
+def test_anchors_are_complete() -> None:
+    for head_dim, seqlen in ((128, 8192), (128, 32768), (128, 131072), (64, 8192)):
+        for mask in TWELVE:
+            for direction in DIRECTIONS:
+                case = paper_case(mask, seqlen, head_dim)
+                best = hopper_bars.anchors()["best", case, direction]
+                assert best >= hopper_bars.anchors()["v3", case, direction] > 100
+    full = paper_case("full", 8192, 128)
+    assert [hopper_bars.anchors()["best", full, d] for d in DIRECTIONS] == [671, 617]
+
+
+def test_which_kernels_are_judged_as_hopper_ones() -> None:
+    assert report.is_hopper(Results([], "sm90", "any"))
+    assert report.is_hopper(Results([], "cuda", "NVIDIA H100 80GB HBM3"))
+    assert not report.is_hopper(Results([], "cuda", "NVIDIA A100-SXM4-80GB"))
+    assert not report.is_hopper(Results([], "sm80", "NVIDIA H200"))
+
+
+def test_full_and_causal_are_judged_by_fa4_and_aim_at_the_best() -> None:
+    case = paper_case("causal", 8192, 128)
+    rows = [make_row(case, "sm90", 1.0), make_row(case, "fa4", 0.96), make_row(case, "cudnn", 0.9)]
+    bar = judge(rows)["causal, 8K, D=128, forward: speed relative to FA4"]
+    assert (bar.met, bar.measured, bar.aim) == (True, "0.960", "1.05 of the best of fa4, cudnn: 0.900")
+    slower = [*rows[:1], make_row(case, "fa4", 0.94)]
+    assert judge(slower)["causal, 8K, D=128, forward: speed relative to FA4"].met is False
+    assert judge([])["causal, 8K, D=128, forward: speed relative to FA4"].met is None
+
+
+def test_worst_mask_beside_the_best_peer_is_judged() -> None:
+    cases = [paper_case(mask, 32768, 64) for mask in TWELVE]
+    own = [make_row(case, "sm90", 1.0, "backward") for case in cases]
+    peers = [make_row(case, "flex_flash", 1.15, "backward") for case in cases]
+    name = "twelve masks, 32K, D=64, backward: of the best of FA4, Flex/FLASH"
+    bar = judge(own + peers)[name]
+    assert (bar.met, bar.aim) == (True, "8 of 12 reach 1.1 or 1.2")
+    assert bar.measured == "1.150 (full; 12 of 12 measured)"
+    assert judge(own + peers[:5])[name].met is None  # so far
+    with_fa4 = [*own, *peers, make_row(cases[0], "fa4", 0.9, "backward")]
+    bar = judge(with_fa4)[name]
+    assert (bar.met, bar.measured) == (False, "0.900 (full; 12 of 12 measured, 1 below)")
+    assert judge([*own[:2], *peers[:2], with_fa4[-1]])[name].met is False  # one is enough
+
+
+def test_anchors_are_compared_as_shares_of_the_matmul() -> None:
+    case = paper_case("document", 8192, 128)
+    cell = hopper_bars.anchors()["v3", case, "forward"]
+    row = replace(make_row(case, "sm90", 1.0), tflops=0.5 * cell, matmul_tflops=0.5 * 801.5)
+    results = Results([row], "sm90", RUN.card)
+    assert hopper_bars.anchor_ratio(results, case, "forward", "v3") == pytest.approx(1.0)
+    assert hopper_bars.anchor_ratio(results, case, "backward", "v3") is None
+    bar = judge([row])["twelve masks, 8K, D=128, forward: of V3's anchor"]
+    assert (bar.met, bar.measured) == (None, "1.000 (document; 1 of 12 measured)")
+    [table] = hopper_bars.mask_ratios(results)
+    assert "| mask | fw / V3 | fw / best |" in table
+    assert "| document | 1.00 | 0.81 |" in table
+
+
+def test_totals_are_summed_over_passes_and_samples() -> None:
+    case = paper_case("causal", 8192, 128)
+    rows = []
+    for seed, factor in ((0, 1.0), (1, 3.0)):
+        sample = replace(case, seed=seed)
+        for direction, milliseconds in zip(DIRECTIONS, (1.0, 2.0), strict=True):
+            rows.append(make_row(sample, "sm90", factor * milliseconds, direction))
+            rows.append(make_row(sample, "flex", 1.5 * factor * milliseconds, direction))
+    rows.append(make_row(replace(case, seed=2), "sm90", 1.0))  # no backward: no total
+    results = Results(rows, "sm90", RUN.card)
+    found = paper_tables.total(results, case, "flex")
+    assert found is not None
+    assert found.samples == 2
+    assert found.milliseconds == {"forward": 6.0, "backward": 12.0}
+    assert found.gain == pytest.approx(1.5)
+    flops = 2 * sum(case.flops(direction, 0.5) for direction in DIRECTIONS)
+    assert found.rate(*DIRECTIONS) == pytest.approx(flops / 18.0 / 1e9)
+    assert "(+50 %)" in next(paper_tables.total_tables(results))
+
+
+def test_grouped_setting_counts_the_visible_area() -> None:
+    case = magi_case("causal", 1024)
+    assert (case.heads, case.key_heads, case.batch) == (64, 8, 1)
+    [table] = paper_tables.magi_tables(Results([make_row(case, "sm90", 0.01)], "sm90", RUN.card))
+    rate = 4 * (1024**2 // 4) * 128 * 64 / 0.01 / 1e9
+    assert f"| causal | 128 | 1K | {rate:.0f} |" in table
+    assert not [*paper_tables.total_tables(Results([make_row(case, "sm90", 0.01)], "sm90", RUN.card))]
+    assert magi_case(cells.MAGI_WINDOW, 2048).build_mask().to_dense()[0, 0, 2047].sum() == 1025
+
+
+def test_document_and_charts(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    import charts
+
+    rows = [
+        make_row(paper_case(mask, 8192, 64), name, 1.0, direction)
+        for mask in TWELVE[:2]
+        for name in ("sm90", "flex")
+        for direction in DIRECTIONS
+    ]
+    [path] = charts.draw(Results(rows, "sm90", RUN.card), tmp_path)
+    assert path.name == "kernels_sm90_d64.png"
+    assert path.stat().st_size > 1000
+    text = report.render(rows, "sm90")
+    for title in ("### Bars", "### Ratios, D = 64, S = 8K", "### Forward and backward, D = 64, S = 8K"):
+        assert title in text
+
+
+def test_reference_of_grouped_heads_sums_their_key_gradients() -> None:
+    torch = pytest.importorskip("torch")
+    import measure
+
+    from paddle_flashmask import masks
+
+    generator = torch.Generator().manual_seed(0)
+    q, dout = torch.randn(2, 1, 40, 4, 8, generator=generator)
+    k, v = torch.randn(2, 1, 40, 2, 8, generator=generator)
+    mask = masks.causal(40)
+    reference = measure.reference_heads([q, k, v, dout], mask)
+    repeated = [x.repeat_interleave(2, dim=2) for x in (k, v)]
+    alone = [
+        measure.reference_head(q[0, :, h], repeated[0][0, :, h], repeated[1][0, :, h], dout[0, :, h], mask)
+        for h in range(4)
+    ]
+    assert {(name, h) for name, _, h in reference if name == "dk"} == {("dk", 0), ("dk", 1)}
+    torch.testing.assert_close(reference["dv", 0, 1], alone[2]["dv"] + alone[3]["dv"])
+    torch.testing.assert_close(reference["dq", 0, 3], alone[3]["dq"])
