@@ -18,13 +18,14 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import warnings
 from collections.abc import Callable
 from types import TracebackType
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
+
+from paddle_flashmask.integrations._patches import Patches, warn_if_unknown
 
 if TYPE_CHECKING:
     import paddle
@@ -53,8 +54,7 @@ _MODEL_FAMILIES = ("llama", "qwen2")
 _DEVICES_IGNORING_INDICES = ("npu", "gcu", "intel_hpu")
 
 _switches: list[Switch] = []
-_replaced: list[tuple[Any, str, Any]] = []  # (owner, attribute, its own value or _INHERITED), in order
-_INHERITED = object()
+_patches = Patches()
 
 
 class Switch:
@@ -81,7 +81,7 @@ class Switch:
         if self in _switches:
             _switches.remove(self)
             if not _switches:
-                _restore()
+                _patches.restore()
 
     def _attention(
         self,
@@ -157,7 +157,7 @@ def enable(visit: Literal["skip", "dense"] = "skip") -> Switch:
         raise ValueError(f'visit: expected "skip" or "dense", got {visit!r}')
     import paddlenlp
 
-    _warn_if_unknown(paddlenlp.__version__)
+    warn_if_unknown("PaddleNLP", paddlenlp.__version__, SUPPORTED_VERSIONS)
     switch = Switch(visit)
     if not _switches:
         _install()
@@ -168,7 +168,7 @@ def enable(visit: Literal["skip", "dense"] = "skip") -> Switch:
 def disable() -> None:
     """Undo every `enable`: Paddle and PaddleNLP are exactly as they were."""
     _switches.clear()
-    _restore()
+    _patches.restore()
 
 
 def check_model(model: Any) -> None:
@@ -265,16 +265,6 @@ def collate(samples: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
     return stacked | ({"response_indexs": np.concatenate(indexs)} if indexs else {})
 
 
-@functools.cache
-def _warn_if_unknown(version: str) -> None:
-    if version not in SUPPORTED_VERSIONS:
-        warnings.warn(
-            f"PaddleNLP {version} is not tested with paddle_flashmask ({', '.join(SUPPORTED_VERSIONS)} is); "
-            "check that packed and separate documents give the same loss",
-            stacklevel=3,
-        )
-
-
 def _family(base: type) -> str | None:
     """ "llama" for a class of paddlenlp.transformers.llama.modeling or its pipeline twin, else None."""
     parts = base.__module__.split(".")
@@ -295,11 +285,11 @@ def _install() -> None:
     def switched(*args: Any, **kwargs: Any) -> Any:
         return _switches[-1]._attention(*args, **kwargs)
 
-    _replace(paddle.nn.functional, "flashmask_attention", switched)
+    _patches.replace(paddle.nn.functional, "flashmask_attention", switched)
     for layer in (LlamaAttention, Qwen2Attention):
-        _replace(layer, "forward", _guard_layer(layer.forward))
-    _replace(PretrainedModel, "__call__", _guard_model(PretrainedModel.__call__))
-    _replace(PretrainedModel, "generate", _guard_generate(PretrainedModel.generate))
+        _patches.replace(layer, "forward", _guard_layer(layer.forward))
+    _patches.replace(PretrainedModel, "__call__", _guard_model(PretrainedModel.__call__))
+    _patches.replace(PretrainedModel, "generate", _guard_generate(PretrainedModel.generate))
 
 
 def _guard_layer(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -335,17 +325,3 @@ def _guard_generate(generate: Callable[..., Any]) -> Callable[..., Any]:
         return generate(self, *args, **kwargs)
 
     return guarded
-
-
-def _replace(owner: Any, attribute: str, value: Any) -> None:
-    _replaced.append((owner, attribute, vars(owner).get(attribute, _INHERITED)))
-    setattr(owner, attribute, value)
-
-
-def _restore() -> None:
-    while _replaced:
-        owner, attribute, value = _replaced.pop()
-        if value is _INHERITED:
-            delattr(owner, attribute)
-        else:
-            setattr(owner, attribute, value)
