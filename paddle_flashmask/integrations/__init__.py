@@ -1,6 +1,6 @@
 """Adapters for training frameworks, one module each. None is imported before it is asked for.
 
-`paddle_flashmask.integrations.paddlenlp` loads on first use and imports PaddleNLP only in `enable()`.
+Each loads on first use, and imports its framework only in `enable()` or `register()`.
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import importlib
 from types import ModuleType
 
-__all__ = ["paddlenlp"]
+__all__ = ["paddleformers", "paddlenlp"]
 
 
 def __getattr__(name: str) -> ModuleType:
