@@ -54,6 +54,8 @@ INDICES = "attn_mask_startend_row_indices"
 # What LlamaForCausalLM also takes, and others swallow without using it.
 _OLD_INDICES = "attn_mask_start_row_indices"
 _MODEL_FAMILIES = ("deepseek_v3", "llama", "qwen2", "qwen2_moe", "qwen3", "qwen3_moe")
+_FAMILIES_WITHOUT_WINDOW = ("llama",)
+_FAMILIES_OF_ONE_WINDOW = ("deepseek_v3", "qwen2_moe", "qwen3_moe")  # alike in every layer, if any has one
 # PaddleFormers' own functions. Their masks are dense, and models make them so only for "eager".
 _DENSE_IMPLEMENTATIONS = ("eager", "sdpa")
 # An additive mask holds 0 where a key is seen, and where not, PaddleFormers' -1e6 or the dtype's lowest.
@@ -137,9 +139,11 @@ def check_model(model: Any) -> None:
     Raises:
         TypeError: a model family that is not tested here and may drop the indices; PaddleFleet's models
             (`Qwen2ForCausalLM` and others), whose attention does not go through the attention interface.
-        ValueError: `config._attn_implementation` is not registered, or `config.context_parallel_size > 1`.
+        ValueError: `config._attn_implementation` is not registered; `config.context_parallel_size > 1`; a
+            sliding window that the family would give to no layer, or to layers that should have none.
     """
-    if not any(_family(base) in _MODEL_FAMILIES for base in type(model).__mro__):
+    family = next(filter(None, map(_family, type(model).__mro__)), None)
+    if family not in _MODEL_FAMILIES:
         raise TypeError(
             f"{type(model).__name__}: expected a model of a family tested to use {INDICES} "
             f"({', '.join(_MODEL_FAMILIES)}); others may ignore them, and PaddleFleet's models do not take "
@@ -148,13 +152,22 @@ def check_model(model: Any) -> None:
     implementation = model.config._attn_implementation
     if implementation not in _own_functions:
         raise ValueError(
-            f"config._attn_implementation: expected a registered name ({', '.join(_own_functions) or 'none'}), "
-            f"got {implementation!r}, which is not this package's operator"
+            f"config._attn_implementation: expected a registered name ({_registered_names()}), got "
+            f"{implementation!r}, which is not this package's operator"
         )
     if model.config.context_parallel_size > 1:
         raise ValueError(
             f"config.context_parallel_size: expected 1, got {model.config.context_parallel_size}; "
             f"{type(model).__name__} would attend within each part of a sequence only"
+        )
+    window = getattr(model.config, "sliding_window", None)
+    layer_types = set(getattr(model.config, "layer_types", None) or ())
+    if window is not None and family in _FAMILIES_WITHOUT_WINDOW:
+        raise ValueError(f"config.sliding_window: expected None, got {window}, which {family} models ignore")
+    if window is not None and family in _FAMILIES_OF_ONE_WINDOW and layer_types != {"sliding_attention"}:
+        raise ValueError(
+            f'config.layer_types: expected only "sliding_attention" beside sliding_window={window}, got '
+            f"{sorted(layer_types)}; {family} models give the window to all layers or to none"
         )
 
 
@@ -224,7 +237,7 @@ def _attention(
                 "with a cache, generate for one document at a time"
             )
         indices = indices.unsqueeze(-1) if indices.ndim == 3 else indices
-        # As PaddleFormers' own function reads them: 2 is [LTS, LTE), unless a layer says that it is not causal.
+        # As PaddleFormers' own function: C = 2 is [LTS, LTE), unless a layer says that it is not causal.
         causal = {1: True, 4: False}.get(indices.shape[-1], is_causal is not False)
         options |= {"startend_row_indices": indices, "causal": causal}
     else:
@@ -275,7 +288,8 @@ def _visible(attention_mask: paddle.Tensor, seqlen_k: int) -> NDArray[np.bool_]:
     columns = attention_mask.shape[-1]
     if attention_mask.ndim != 4 or columns < seqlen_k:
         raise ValueError(
-            f"attention_mask: expected [B, Hm, Sq, Sk] with Sk at least {seqlen_k}, got {attention_mask.shape}"
+            f"attention_mask: expected [B, Hm, Sq, Sk] with Sk at least {seqlen_k}, "
+            f"got {list(attention_mask.shape)}"
         )
     dense = attention_mask[..., columns - seqlen_k :]
     if str(dense.dtype).endswith("bool"):
@@ -284,8 +298,8 @@ def _visible(attention_mask: paddle.Tensor, seqlen_k: int) -> NDArray[np.bool_]:
     visible = values == 0.0
     if not (visible | (values <= _HIDDEN)).all():
         raise ValueError(
-            f"attention_mask: expected 0 (seen) or at most {_HIDDEN:g} (not seen) everywhere, got other values; "
-            "FlashMask has no bias"
+            f"attention_mask: expected 0 (seen) or at most {_HIDDEN:g} (not seen) everywhere, got other "
+            "values; FlashMask has no bias"
         )
     return visible
 
@@ -306,7 +320,8 @@ def _window_indices(startend_row_indices: paddle.Tensor | None, window_size: int
     bounds = startend_row_indices.shape[-1]
     if bounds not in (1, 2):
         raise ValueError(
-            f"{INDICES}: expected 1 or 2 bounds beside a sliding window, got {startend_row_indices.shape}"
+            f"{INDICES}: expected 1 or 2 bounds beside a sliding window, "
+            f"got shape {list(startend_row_indices.shape)}"
         )
     start = startend_row_indices[..., :1]
     seqlen = start.shape[-2]
@@ -339,6 +354,10 @@ def _family(base: type) -> str | None:
     if parts[:2] == ["paddleformers", "transformers"] and parts[3:] == ["modeling"]:
         return parts[2]
     return None
+
+
+def _registered_names() -> str:
+    return ", ".join(_own_functions) or "none"
 
 
 def _install() -> None:
@@ -386,8 +405,8 @@ def _check_other(implementation: str, indices: paddle.Tensor) -> None:
     """A model left to PaddleFormers' own attention, which keeps the mask, but is not what was asked for."""
     if implementation == "sdpa" and indices.ndim == 4 and indices.shape[-1] == 2:
         raise ValueError(
-            f"config._attn_implementation: expected one of {', '.join(_own_functions)}, got 'sdpa', which takes "
-            f"{INDICES} of two bounds for a mask that is not causal"
+            f"config._attn_implementation: expected a registered name ({_registered_names()}), got 'sdpa', "
+            f"which takes {INDICES} of two bounds for a mask that is not causal"
         )
     _warn_of_other(implementation)
 
@@ -395,8 +414,8 @@ def _check_other(implementation: str, indices: paddle.Tensor) -> None:
 @functools.cache
 def _warn_of_other(implementation: str) -> None:
     warnings.warn(
-        f"config._attn_implementation is {implementation!r}: not the operator, which paddle_flashmask has "
-        f"registered as {', '.join(_own_functions)}",
+        f"config._attn_implementation is {implementation!r}: not this package's operator, which is "
+        f"registered as {_registered_names()}",
         stacklevel=4,
     )
 
