@@ -1,6 +1,7 @@
 #!/usr/bin/env bash
-# Runs every test, making the environments ready first: the core's in .venv-test, the integrations' in .venv-train.
-# Prints one total at the end. Arguments are handed to pytest.
+# Runs every test, making the environments ready first: the core's in .venv-test, PaddleNLP's in .venv-train,
+# PaddleFormers' in .venv-formers (the two frameworks cannot share one). Prints one total at the end. Arguments are
+# handed to pytest.
 #
 #   bash scripts/run_tests.sh
 #   bash scripts/run_tests.sh -k dropout -x
@@ -9,6 +10,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 bash scripts/setup_env.sh test
 bash scripts/setup_env.sh train
+bash scripts/setup_env.sh formers
 
 reports="$(mktemp -d)"
 trap 'rm -rf "$reports"' EXIT
@@ -20,12 +22,13 @@ run() {
   shift
   echo "=== tests in .venv-$environment ==="
   ".venv-$environment/bin/python" -m pytest -q --junit-xml="$reports/$environment.xml" "$@" || status=$?
-  # 5: no test was selected, which arguments such as -k may well do to one of the two.
+  # 5: no test was selected, which arguments such as -k may well do to one of them.
   if [[ $status -ne 0 && $status -ne 5 ]]; then failed=1; fi
 }
 
 run test --ignore=tests/integrations tests "$@"
-run train tests/integrations "$@"
+run train --ignore=tests/integrations/test_paddleformers.py tests/integrations "$@"
+run formers tests/integrations/test_paddleformers.py "$@"
 
 .venv-test/bin/python - "$reports"/*.xml <<'PYTHON' || failed=1
 """Adds up JUnit reports; fails unless some test passed."""

@@ -2,7 +2,7 @@
 # Makes the environment .venv-NAME ready: a virtual environment with requirements/NAME.txt and this package, built
 # and installed in place. Does only what is missing, so a second call is instant.
 #
-#   bash scripts/setup_env.sh NAME      # test, train, bench or paddle26
+#   bash scripts/setup_env.sh NAME      # test, train, formers, bench or paddle26
 #   PYTHON=python3.12 bash scripts/setup_env.sh NAME
 set -euo pipefail
 cd "$(dirname "${BASH_SOURCE[0]}")/.."
