@@ -1,4 +1,4 @@
-"""scripts/finetune.py end to end, on two steps of its own configuration made smaller."""
+"""scripts/finetune.py end to end: a few steps of every task's configuration, made smaller."""
 
 import csv
 import importlib
@@ -15,6 +15,14 @@ from paddle_flashmask.integrations import paddlenlp as integration
 # PaddleNLP calls what Paddle 3.3 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore::paddle.utils.deprecated.VisibleDeprecationWarning")
 ROOT = Path(__file__).parents[2]
+TASKS = ("sft", "lora", "dpo", "rm")
+SIZES = {
+    "hidden_size": 32,
+    "intermediate_size": 64,
+    "num_hidden_layers": 1,
+    "num_attention_heads": 4,
+    "num_key_value_heads": 2,
+}
 
 
 @pytest.fixture(scope="module")
@@ -24,55 +32,82 @@ def finetune():
     sys.path.pop(0)
 
 
-def arguments(output_dir, **settings):
-    small = {
-        "max_steps": 2,
-        "max_seq_length": 256,
-        "num_eval_documents": 2,
-        "hidden_size": 32,
-        "intermediate_size": 64,
-        "num_hidden_layers": 1,
-        "save_steps": 2,
-        "output_dir": str(output_dir),
-    }
-    overrides = [f"--override={key}={json.dumps(value)}" for key, value in (small | settings).items()]
-    return ["--config", str(ROOT / "configs" / "sft_tiny.json"), *overrides]
+@pytest.fixture(scope="module")
+def samples(finetune, tmp_path_factory):
+    """A few samples of each task, as JSONL files: reading every docstring of Python takes seconds."""
+    from training.samples import build_rows
+
+    directory = tmp_path_factory.mktemp("samples")
+    for task in ("sft", "dpo", "rm"):
+        rows = [json.dumps(row) for row, _ in zip(build_rows(task), range(60), strict=False)]
+        (directory / f"{task}.jsonl").write_text("\n".join(rows) + "\n")
+    return directory
 
 
-def losses(output_dir):
+@pytest.fixture
+def arguments(samples):
+    """Arguments for a task, small enough for tests."""
+
+    def make(task, output_dir, **settings):
+        small = {
+            "model_name_or_path": "",
+            "train_file": str(samples / f"{'sft' if task == 'lora' else task}.jsonl"),
+            "attention": ["flashmask", "dense_mask"],
+            "max_steps": 2,
+            "max_seq_length": 256,
+            "num_eval_documents": 4,
+            "save_steps": 2,
+            "warmup_steps": 1,
+            "output_dir": str(output_dir),
+        } | SIZES
+        overrides = [f"--override={key}={json.dumps(value)}" for key, value in (small | settings).items()]
+        return ["--config", str(ROOT / "configs" / f"{task}_tiny.json"), *overrides]
+
+    return make
+
+
+def losses(output_dir, *attention):
     with (output_dir / "losses.csv").open(newline="") as file:
-        return [(row["loss_skip"], row["loss_dense"]) for row in csv.DictReader(file)]
+        return [[float(row[f"loss_{name}"]) for name in attention] for row in csv.DictReader(file)]
 
 
-def test_two_steps(finetune, tmp_path, capsys):
-    assert finetune.main(arguments(tmp_path)) == 0
+@pytest.mark.parametrize("task", TASKS)
+def test_a_few_steps_through_every_attention(finetune, arguments, tmp_path, capsys, task):
+    everything = ["flashmask", "dense_mask", "paddle"]
+    assert finetune.main(arguments(task, tmp_path, attention=everything, max_steps=3)) == 0
     printed = capsys.readouterr().out
     assert "% full" in printed
     assert printed.count("identical bit for bit") == 3
-    rows = losses(tmp_path)
-    assert len(rows) == 2
-    assert all(skip == dense for skip, dense in rows)
+    rows = losses(tmp_path, *everything)
+    assert len(rows) == 3
+    assert len({row[0] for row in rows}) > 1, "nothing was learnt"
+    for flashmask, dense_mask, paddle in rows:
+        assert flashmask == dense_mask == pytest.approx(paddle, rel=1e-5)
     report = json.loads((tmp_path / "report.json").read_text())
-    assert report["runs"]["skip"]["mask_bytes"] == 256 * 4
-    assert report["runs"]["dense"]["mask_bytes"] == 256 * 256
+    assert report["runs"]["flashmask"]["mask_bytes"] == 256 * 4
+    assert report["runs"]["dense_mask"]["mask_bytes"] == 256 * 256
+    assert (tmp_path / "losses.png").exists()
 
 
-def test_a_wrong_mask_fails_the_comparison(finetune, tmp_path, monkeypatch, capsys):
+def test_a_wrong_mask_fails_the_comparison(finetune, arguments, tmp_path, monkeypatch, capsys):
     correct = integration.Switch._dense_mask
     monkeypatch.setattr(
         integration.Switch,
         "_dense_mask",
         lambda self, indices, *rest: correct(self, indices * 0 + 256, *rest),
     )
-    assert finetune.main(arguments(tmp_path)) == 1
+    assert finetune.main(arguments("sft", tmp_path)) == 1
     assert "DIFFERENT" in capsys.readouterr().out
 
 
-def test_an_interrupted_run_continues_to_the_same_bits(finetune, tmp_path, monkeypatch):
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    assert finetune.main(arguments(whole, max_steps=4)) == 0
+@pytest.mark.parametrize("task", TASKS)
+def test_an_interrupted_run_continues_to_the_same_bits(finetune, arguments, tmp_path, monkeypatch, task):
+    from training.runs import Recorder
 
-    end_of_step = finetune.Recorder.on_step_end
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    assert finetune.main(arguments(task, whole, max_steps=4)) == 0
+
+    end_of_step = Recorder.on_step_end
 
     def interrupt(self, args, state, control, **rest):
         end_of_step(self, args, state, control, **rest)
@@ -80,19 +115,46 @@ def test_an_interrupted_run_continues_to_the_same_bits(finetune, tmp_path, monke
             raise KeyboardInterrupt
 
     with monkeypatch.context() as patch:
-        patch.setattr(finetune.Recorder, "on_step_end", interrupt)
+        patch.setattr(Recorder, "on_step_end", interrupt)
         with pytest.raises(KeyboardInterrupt):
-            finetune.main(arguments(resumed, max_steps=4))
+            finetune.main(arguments(task, resumed, max_steps=4))
     with pytest.raises(SystemExit, match="interrupted run with other settings"):
-        finetune.main(arguments(resumed, max_steps=4, seed=1))
-    assert finetune.main(arguments(resumed, max_steps=4)) == 0
-    assert losses(resumed) == losses(whole)
+        finetune.main(arguments(task, resumed, max_steps=4, seed=1))
+    assert finetune.main(arguments(task, resumed, max_steps=4)) == 0
+    names = ("flashmask", "dense_mask")
+    assert losses(resumed, *names) == losses(whole, *names)
 
     # Interrupted between the last step and the evaluation.
     (resumed / "report.json").unlink()
-    (resumed / "dense" / "result.json").unlink()
-    assert finetune.main(arguments(resumed, max_steps=4)) == 0
-    assert losses(resumed) == losses(whole)
+    (resumed / "dense_mask" / "result.json").unlink()
+    assert finetune.main(arguments(task, resumed, max_steps=4)) == 0
+    assert losses(resumed, *names) == losses(whole, *names)
+
+
+def test_other_tasks_start_from_a_trained_model(finetune, arguments, tmp_path):
+    """The weights that SFT leaves are those that the other tasks begin with; LoRA leaves them as they are."""
+    import paddle
+    from training.settings import parse, read_settings
+    from training.tasks import build_task
+
+    assert finetune.main(arguments("sft", tmp_path / "sft", attention=["flashmask"])) == 0
+    folder = str(tmp_path / "sft" / "flashmask" / "model")
+    assert finetune.main(arguments("sft", tmp_path / "more", model_name_or_path=folder)) == 0
+    weights = paddle.load(f"{folder}/model_state.pdparams")
+    for task in ("lora", "dpo", "rm"):
+        _, config, *overrides = arguments(task, tmp_path / task, model_name_or_path=folder)
+        settings = read_settings(Path(config), [text.removeprefix("--override=") for text in overrides])
+        model, options = build_task(parse(settings), 258)
+        for one in filter(None, (model, options.get("ref_model"))):
+            state = {name.removeprefix("model."): weight for name, weight in one.state_dict().items()}
+            for name, weight in weights.items():
+                if task != "rm" or name.startswith("llama."):
+                    assert (state[name] == weight).all(), (task, name)
+        trained = {name for name, weight in model.state_dict().items() if not weight.stop_gradient}
+        if task == "lora":
+            assert trained == {name for name in model.state_dict() if "lora" in name} != set()
+        else:
+            assert trained == set(model.state_dict())
 
 
 @pytest.mark.parametrize(
@@ -106,6 +168,17 @@ def test_an_interrupted_run_continues_to_the_same_bits(finetune, tmp_path, monke
         (["--override=hidden_size=[64]"], "setting hidden_size: expected int, got [64]"),
         (["--override=learning_rate=high"], 'setting learning_rate: expected float, got "high"'),
         (["--override=output_dir=3"], "setting output_dir: expected str, got 3"),
+        (["--override=task=ppo"], "setting task: expected one of sft, lora, dpo, rm, got 'ppo'"),
+        (["--override=attention=paddle"], "setting attention: expected a list, some of flashmask, "),
+        (
+            ['--override=attention=["flash"]'],
+            'setting attention: expected a list, some of flashmask, dense_mask, paddle, got ["flash"]',
+        ),
+        (
+            ["--override=model_name_or_path={tmp}/none"],
+            "setting model_name_or_path: no such folder: {tmp}/none",
+        ),
+        (["--override=train_file={tmp}/none"], "setting train_file: no such file: {tmp}/none"),
         (["--config={tmp}/none.json"], "--config: {tmp}/none.json cannot be read: No such file or directory"),
         (["--config={tmp}"], "--config: {tmp} cannot be read: Is a directory"),
         (
@@ -113,7 +186,7 @@ def test_an_interrupted_run_continues_to_the_same_bits(finetune, tmp_path, monke
             "--config: {tmp}/text is not JSON: Expecting value: line 1 column 1 (char 0)",
         ),
         (["--config={tmp}/list"], "--config: {tmp}/list: expected one JSON object, got list"),
-        (["--config={tmp}/little"], "--config: {tmp}/little lacks hidden_size, intermediate_size, "),
+        (["--config={tmp}/little"], "--config: {tmp}/little lacks task, output_dir, hidden_size, "),
     ],
 )
 def test_bad_settings_are_one_line(finetune, tmp_path, capsys, arguments, message):
@@ -126,9 +199,39 @@ def test_bad_settings_are_one_line(finetune, tmp_path, capsys, arguments, messag
     assert f"error: {message.format(tmp=tmp_path)}" in capsys.readouterr().err.splitlines()[-1]
 
 
-def test_questions_carry_signatures_and_order_is_fixed(finetune):
-    samples = list(finetune.standard_library_samples())
-    assert samples == list(finetune.standard_library_samples()), "the order changes"
-    question, answer = next(s for s in samples if s[0].startswith("bisect.insort_left("))
-    assert question == "bisect.insort_left(a, x, lo=0, hi=None, *, key=None)\n"
-    assert answer.startswith("Insert item x in list a")
+@pytest.mark.parametrize(
+    ("task", "text", "message"),
+    [
+        ("sft", "{", "{file}, line 1: Expecting property name enclosed in double quotes"),
+        ("sft", "[]", "{file}, line 1: expected a JSON object, got list"),
+        ("sft", "{}", "training row 1: expected a list under 'messages', got {{}}"),
+        (
+            "sft",
+            '{"messages": [{"role": "user", "content": "?"}]}',
+            "training row 1: messages: expected a",
+        ),
+        (
+            "sft",
+            '{"messages": [{"role": "user"}]}',
+            "training row 1: expected a str under 'content', got",
+        ),
+        ("dpo", '{"prompt": "?"}', "training row 1: expected a list under 'chosen', got"),
+        (
+            "rm",
+            '{"prompt": "?", "answers": ["."]}',
+            "training row 1: answers: expected 2 to 6 answers, got 1",
+        ),
+        (
+            "rm",
+            '{"prompt": "?", "answers": ["' + "." * 256 + '", "."]}',
+            "training: none of 1 samples has 256",
+        ),
+    ],
+)
+def test_bad_rows_are_one_line(finetune, arguments, tmp_path, capsys, task, text, message):
+    file = tmp_path / "rows.jsonl"
+    file.write_text(text)
+    with pytest.raises(SystemExit):
+        finetune.main(arguments(task, tmp_path / "out", train_file=str(file), eval_file=str(file)))
+    assert f"error: {message.format(file=file)}" in capsys.readouterr().err.splitlines()[-1]
+    assert not (tmp_path / "out").exists()
