@@ -28,7 +28,7 @@ run() {
 
 run test --ignore=tests/integrations tests "$@"
 run train --ignore=tests/integrations/test_paddleformers.py tests/integrations "$@"
-run formers tests/integrations/test_paddleformers.py "$@"
+run formers tests/integrations/test_paddleformers.py tests/integrations/test_paper_configs.py "$@"
 
 .venv-test/bin/python - "$reports"/*.xml <<'PYTHON' || failed=1
 """Adds up JUnit reports; fails unless some test passed."""
