@@ -11,7 +11,7 @@ namespace flashmask {
 // exp(scale * (s - maximum)) needs a positive factor for the maximum of s to be the right one: a negative
 // softmax_scale negates s instead (negate()), a zero one becomes so small that every visible key weighs the
 // same.
-inline __device__ float exponent_scale(double softmax_scale) {
+inline __host__ __device__ float exponent_scale(double softmax_scale) {
   return fmaxf(static_cast<float>(fabs(softmax_scale) * 1.4426950408889634), 1e-37f);
 }
 
@@ -47,6 +47,20 @@ __device__ __forceinline__ uint32_t pack<__half>(float low, float high) {
   uint32_t packed;
   asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(packed) : "f"(high), "f"(low));
   return packed;
+}
+
+// The two floats that pack() rounded.
+template <typename Element>
+__device__ __forceinline__ float2 unpack(uint32_t packed);
+
+template <>
+__device__ __forceinline__ float2 unpack<__nv_bfloat16>(uint32_t packed) {
+  return make_float2(__uint_as_float(packed << 16), __uint_as_float(packed & 0xFFFF0000u));
+}
+
+template <>
+__device__ __forceinline__ float2 unpack<__half>(uint32_t packed) {
+  return __half22float2(*reinterpret_cast<const __half2*>(&packed));
 }
 
 // Row statistics of the online softmax; a lane holds rows g and g + 8 of each 16-row fragment.

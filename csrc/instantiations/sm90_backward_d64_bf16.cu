@@ -5,8 +5,8 @@ namespace flashmask::sm90 {
 
 extern const BackwardKernel backward_d64_bf16[2];
 const BackwardKernel backward_d64_bf16[2] = {
-    describe_backward<BackwardConfig<__nv_bfloat16, 64, 64, 64, 2, false>>(DType::kBFloat16),
-    describe_backward<BackwardConfig<__nv_bfloat16, 64, 64, 64, 2, true>>(DType::kBFloat16),
+    describe_backward<BackwardConfig<__nv_bfloat16, 64, 64, 128, 2, false>>(DType::kBFloat16),
+    describe_backward<BackwardConfig<__nv_bfloat16, 64, 64, 128, 2, true>>(DType::kBFloat16),
 };
 
 }  // namespace flashmask::sm90

@@ -5,8 +5,8 @@ namespace flashmask::sm90 {
 
 extern const BackwardKernel backward_d64_fp16[2];
 const BackwardKernel backward_d64_fp16[2] = {
-    describe_backward<BackwardConfig<__half, 64, 64, 64, 2, false>>(DType::kFloat16),
-    describe_backward<BackwardConfig<__half, 64, 64, 64, 2, true>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 64, 64, 128, 2, false>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 64, 64, 128, 2, true>>(DType::kFloat16),
 };
 
 }  // namespace flashmask::sm90

@@ -28,9 +28,11 @@ struct BackwardConfig {
   static constexpr bool kDropout = false;
   static constexpr bool kDeterministic = false;
   static constexpr int kThreads = 128 * (1 + kConsumers);
-  static constexpr int kDqColumns = kHeadDim / kConsumers;  // of a consumer
+  // The consumers divide the rows of dQ where there are 128, else its head dims.
+  static constexpr bool kDqByRows = kBlockM == 128;
+  static constexpr int kDqColumns = kDqByRows ? kHeadDim : kHeadDim / kConsumers;  // of a consumer
   static_assert(kStages == 2, "dS has as many buffers, and needs two");
-  static_assert(kBlockM == 64, "dQ of a tile is one warpgroup's 64 rows; dS^T is one panel wide");
+  static_assert(kBlockM == 64 || kBlockM == 128, "a consumer's part of dQ has a warpgroup's 64 rows");
   static_assert(kDqColumns == 32 || kDqColumns % 64 == 0,
                 "a consumer's columns of K lie in one panel or are whole panels");
 
@@ -42,7 +44,8 @@ struct BackwardConfig {
 
   // One entry of the ring of row tiles; tile -1 ends the list of the last query head of the group.
   struct Step {
-    int tile;
+    int tile;       // among those of all heads and samples
+    int row;        // its first
     uint32_t work;  // slots that touch the tile, and kEmptyRows
   };
   static constexpr uint32_t kEmptyRows = 1u << 31;  // some row of the tile sees no key
@@ -52,12 +55,11 @@ struct BackwardConfig {
     char v[VTile::kBytes];  // and dV here
     char q[kStages][QTile::kBytes];
     char dout[kStages][DoTile::kBytes];
-    char ds[kStages]
-           [DsTile::kBytes];  // one more than it seems to need: the other consumer may still read the last
+    char ds[kStages][DsTile::kBytes];  // two: the other consumer may still read the one before
     alignas(128) float dq[kConsumers][64 * kDqColumns];  // as DqWorkspace lays it out
     alignas(128) float lse[kStages][kBlockM];
     alignas(128) float delta[kStages][kBlockM];
-    alignas(128) Slot slots[kMaxSlots][kBlockN];
+    alignas(128) Slot slots[kStages][kMaxSlots][kBlockN];
     Step steps[kStages];
     Barrier kv_full;
     Barrier rows_full[kStages], rows_empty[kStages];
@@ -65,8 +67,8 @@ struct BackwardConfig {
   static_assert(sizeof(Smem) <= kMaxSmemBytes, "Hopper offers a block 227 KB of shared memory");
 };
 
-// The fp32 dQ workspace: a row tile is one consumer's columns after the other's, each [warp, fragment, lane]
-// of four floats.
+// The fp32 dQ workspace: a row tile is one consumer's part after the other's, each [warp, fragment, lane] of
+// four floats.
 template <class Config>
 struct DqWorkspace {
   static constexpr int kM = 1;
@@ -77,8 +79,12 @@ struct DqWorkspace {
   static __device__ __forceinline__ int fragment_offset(int warp, int, int n) {
     return (warp * kN8 + n) * 128;
   }
-  static __device__ __forceinline__ int row(int warp, int, int lane) { return warp % 4 * 16 + lane / 4; }
-  static __device__ __forceinline__ int chunk(int warp, int n) { return warp / 4 * kN8 + n; }
+  static __device__ __forceinline__ int row(int warp, int, int lane) {
+    return (Config::kDqByRows ? warp : warp % 4) * 16 + lane / 4;
+  }
+  static __device__ __forceinline__ int chunk(int warp, int n) {
+    return Config::kDqByRows ? n : warp / 4 * kN8 + n;
+  }
 };
 
 struct BackwardArguments {
@@ -117,24 +123,20 @@ class RowProducer {
     const MaskTiles& mask = arguments_.mask;
     const Shape& shape = arguments_.params.shape;
     const int group = shape.heads_q / shape.heads_k;
-    const bool per_head = mask.heads == shape.heads_q;
     RowRuns runs;
     for (int member = 0; member < group; ++member) {
       const int head = work_.head_k * group + member;
-      bool fetch_slots = member == 0 || per_head;
       const MaskPlane plane = plane_at(mask, plane_index(mask, shape, work_.batch, head));
-      if (fetch_slots) {
+      if (member == 0 || mask.heads == shape.heads_q) {
         runs.build(mask, plane, work_.column_tile, static_cast<int>(shape.seqlen_q), Config::kBlockM,
                    arguments_.rows.tiles);
-        if (member > 0) drain();  // the slots of the head before are no longer read
       }
       for (int tile = runs.next(0); tile < arguments_.rows.tiles; tile = runs.next(tile + 1)) {
-        load_rows(tile, head, runs.touched(tile), fetch_slots ? &plane : nullptr);
-        fetch_slots = false;
+        load_rows(tile, head, runs.touched(tile), plane);
       }
     }
     smem_.rows_empty[rows_.index].wait(rows_.parity ^ 1);
-    smem_.steps[rows_.index] = {-1, 0};
+    smem_.steps[rows_.index] = {-1, 0, 0};
     smem_.rows_full[rows_.index].arrive();
   }
 
@@ -152,16 +154,7 @@ class RowProducer {
     }
   }
 
-  // Waits until the consumers have given every stage back.
-  __device__ __forceinline__ void drain() {
-    Stage<Config::kStages> stage = rows_;
-    for (int i = 0; i < Config::kStages; ++i) {
-      smem_.rows_empty[stage.index].wait(stage.parity ^ 1);
-      stage.advance();
-    }
-  }
-
-  __device__ __forceinline__ void load_rows(int tile, int head, uint32_t touched, const MaskPlane* slots_of) {
+  __device__ __forceinline__ void load_rows(int tile, int head, uint32_t touched, const MaskPlane& plane) {
     const int stage = rows_.index;
     const int64_t row_tile =
         (int64_t{work_.batch} * arguments_.params.shape.heads_q + head) * arguments_.rows.tiles + tile;
@@ -172,9 +165,9 @@ class RowProducer {
     Barrier& full = smem_.rows_full[stage];
 
     smem_.rows_empty[stage].wait(rows_.parity ^ 1);
-    smem_.steps[stage] = {static_cast<int>(row_tile), touched | empty};
+    smem_.steps[stage] = {static_cast<int>(row_tile), tile * Config::kBlockM, touched | empty};
     full.arrive_expect(Config::QTile::kBytes + Config::DoTile::kBytes + 2 * kRowBytes +
-                       (slots_of != nullptr ? arguments_.mask.slot_count * kSlotBytes : 0));
+                       __popc(touched) * kSlotBytes);
     for (int panel = 0; panel < Config::QTile::kPanels; ++panel) {
       tma_load(smem_.q[stage] + panel * Config::QTile::kPanelBytes, &arguments_.q, full, panel * 64,
                tile * Config::kBlockM, head, work_.batch);
@@ -185,12 +178,11 @@ class RowProducer {
     }
     bulk_load(smem_.lse[stage], arguments_.rows.lse + row_tile * Config::kBlockM, kRowBytes, full);
     bulk_load(smem_.delta[stage], arguments_.rows.delta + row_tile * Config::kBlockM, kRowBytes, full);
-    if (slots_of != nullptr) {
-      for (int slot = 0; slot < arguments_.mask.slot_count; ++slot) {
-        const int64_t column =
-            (int64_t{slot} * arguments_.mask.tile_count + work_.column_tile) * Config::kBlockN;
-        bulk_load(smem_.slots[slot], slots_of->slots + column, kSlotBytes, full);
-      }
+    for (; touched != 0; touched &= touched - 1) {
+      const int slot = __ffs(static_cast<int>(touched)) - 1;
+      const int64_t column =
+          (int64_t{slot} * arguments_.mask.tile_count + work_.column_tile) * Config::kBlockN;
+      bulk_load(smem_.slots[stage][slot], plane.slots + column, kSlotBytes, full);
     }
     rows_.advance();
   }
@@ -220,14 +212,16 @@ class ColumnConsumer {
                                             int group, int thread)
       : arguments_(arguments), smem_(smem), work_(arguments), group_(group), thread_(thread) {}
 
+  // Products are issued so that the tensor cores always have one that nobody waits for: S under the departure
+  // of the dQ before, dP under the exponentials, dV under dS, dK under the exchange of dS.
   __device__ __forceinline__ void run() {
     const BackwardParams& params = arguments_.params;
-    const bool negated = params.softmax_scale < 0;
-    const float scale = exponent_scale(params.softmax_scale);
+    scale_ = static_cast<float>(params.softmax_scale * 1.4426950408889634);
     const bool wants_dq = params.dq.data != nullptr;
     float dk[1][kDk8][4], dv[1][kDv8][4];
     set_zero(dk);
     set_zero(dv);
+    int before = -1;  // the row tile whose dQ lies in shared memory
 
     smem_.kv_full.wait(0);
     while (true) {
@@ -236,98 +230,55 @@ class ColumnConsumer {
       const typename Config::Step step = smem_.steps[stage];
       if (step.tile < 0) break;
       if (step.work & Config::kEmptyRows) clear_empty_rows(stage);
-
-      const uint32_t k_tile = shared_address(smem_.k), v_tile = shared_address(smem_.v);
-      const uint32_t q_tile = shared_address(smem_.q[stage]), do_tile = shared_address(smem_.dout[stage]);
-      float s[1][kM8][4], dp[1][kM8][4];  // S^T then P^T, dP^T then dS^T: rows are keys, columns queries
-      pin(flat(s));
-      pin(flat(dp));
-      wgmma_fence();
-#pragma unroll
-      for (int d = 0; d < Config::kHeadDim / 16; ++d) {
-        ScoreProduct::ss(flat(s), Config::KTile::depth_columns(k_tile, group_ * 64, d),
-                         Config::QTile::depth_columns(q_tile, 0, d), d > 0);
+      float s[1][kM8][4], dp[1][kM8][4];  // S^T, dP^T: rows are keys, columns queries
+      multiply_scores(s);
+      multiply_dp(dp);
+      if (before >= 0) add_dq(before);
+      Fragments p, ds;
+      if constexpr (Config::kBlockM == 64) {
+        wgmma_wait<1>();
+        pin(flat(s));
+        weigh(s, step);
+        round(s, p);
+        const uint32_t settled = non_negative(p);
+        multiply_rows<DvProduct, typename Config::DoTile>(dv, p, smem_.dout[stage]);
+        wgmma_wait_behind<1>(settled);
+        pin(flat(dp));
+        differentiate(s, dp);
+        round(dp, ds);
+      } else {  // there are not the registers for P in both precisions
+        wgmma_wait<1>();
+        pin(flat(s));
+        weigh(s, step);
+        round(s, p);
+        const uint32_t settled = non_negative(p);
+        multiply_rows<DvProduct, typename Config::DoTile>(dv, p, smem_.dout[stage]);
+        wgmma_wait_behind<1>(settled);
+        pin(flat(dp));
+        differentiate_rounded(p, dp);
+        round(dp, ds);
       }
-      wgmma_commit();
-#pragma unroll
-      for (int d = 0; d < Config::kHeadDimV / 16; ++d) {
-        ScoreProduct::ss(flat(dp), Config::VTile::depth_columns(v_tile, group_ * 64, d),
-                         Config::DoTile::depth_columns(do_tile, 0, d), d > 0);
-      }
-      wgmma_commit();
-      wgmma_wait<1>();
-      pin(flat(s));
-      if (negated) negate(s);
-      mask_scores(s, step);
-      const int lane_column = 2 * (thread_ % 4);
-#pragma unroll
-      for (int n = 0; n < kM8; ++n) {
-        const float2 lse = *reinterpret_cast<const float2*>(&smem_.lse[stage][8 * n + lane_column]);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          s[0][n][2 * h] = exp2_approx(s[0][n][2 * h] * scale - lse.x);
-          s[0][n][2 * h + 1] = exp2_approx(s[0][n][2 * h + 1] * scale - lse.y);
-        }
-      }
-      Fragments p;
-      round(s, p);
-      wgmma_wait<0>();
-      pin(flat(dp));
-#pragma unroll
-      for (int n = 0; n < kM8; ++n) {
-        const float2 delta = *reinterpret_cast<const float2*>(&smem_.delta[stage][8 * n + lane_column]);
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          dp[0][n][2 * h] = s[0][n][2 * h] * (dp[0][n][2 * h] - delta.x);
-          dp[0][n][2 * h + 1] = s[0][n][2 * h + 1] * (dp[0][n][2 * h + 1] - delta.y);
-        }
-      }
-      Fragments ds;
-      round(dp, ds);
-
-      pin(flat(dv));
-      wgmma_fence();
-#pragma unroll
-      for (int i = 0; i < kM16; ++i)
-        DvProduct::rs(flat(dv), p[i], Config::DoTile::depth_rows(do_tile, i), true);
-      wgmma_commit();
-
+      multiply_rows<DkProduct, typename Config::QTile>(dk, ds, smem_.q[stage]);
       if (wants_dq) {
+        before = step.tile;
         store_ds(ds, smem_.ds[stage]);
+        if (thread_ == 0) bulk_wait_read();  // of dQ of the step before
         fence_async_shared();
         named_barrier_sync(kBothBarrier, 256);
-      }
-      pin(flat(dk));
-      wgmma_fence();
-#pragma unroll
-      for (int i = 0; i < kM16; ++i)
-        DkProduct::rs(flat(dk), ds[i], Config::QTile::depth_rows(q_tile, i), true);
-      wgmma_commit();
-      if (wants_dq) {
-        float dq[1][kDq8][4];
-        const uint32_t ds_tile = shared_address(smem_.ds[stage]);
-        pin(flat(dq));
-        wgmma_fence();
-#pragma unroll
-        for (int j = 0; j < Config::kBlockN / 16; ++j) {
-          DqProduct::ss(flat(dq), Config::DsTile::depth_rows(ds_tile, j),
-                        Config::KTile::depth_rows(k_tile, j, group_ * Config::kDqColumns), j > 0);
-        }
-        wgmma_commit();
+        float dq[1][kDq8][4];  // this consumer's part
+        multiply_dq(dq, smem_.ds[stage]);
         wgmma_wait<0>();
         pin(flat(dq));
-        pin(flat(dk));
-        pin(flat(dv));
-        release(smem_.rows_empty[stage]);
-        add_dq(dq, step.tile);
+        store_dq(dq);
       } else {
         wgmma_wait<0>();
-        pin(flat(dk));
-        pin(flat(dv));
-        release(smem_.rows_empty[stage]);
       }
+      pin(flat(dk));
+      pin(flat(dv));
+      release(smem_.rows_empty[stage]);
       rows_.advance();
     }
+    if (before >= 0) add_dq(before);
 
     named_barrier_sync(kBothBarrier, 256);  // nobody reads K or V any more
     if (params.dk.data != nullptr) {
@@ -359,6 +310,117 @@ class ColumnConsumer {
     if (thread_ % 32 == 0) barrier.arrive();
   }
 
+  // Starts S^T = K Q^T of the stage at hand.
+  __device__ __forceinline__ void multiply_scores(float (&s)[1][kM8][4]) {
+    const uint32_t k = Config::KTile::columns_base(shared_address(smem_.k));
+    const uint32_t q = Config::QTile::columns_base(shared_address(smem_.q[rows_.index]));
+    pin(flat(s));
+    wgmma_fence();
+#pragma unroll
+    for (int d = 0; d < Config::kHeadDim / 16; ++d) {
+      ScoreProduct::ss(flat(s), Config::KTile::depth_columns(k, group_ * 64, d),
+                       Config::QTile::depth_columns(q, 0, d), d > 0);
+    }
+    wgmma_commit();
+  }
+
+  // Starts dP^T = V dO^T.
+  __device__ __forceinline__ void multiply_dp(float (&dp)[1][kM8][4]) {
+    const uint32_t v = Config::VTile::columns_base(shared_address(smem_.v));
+    const uint32_t dout = Config::DoTile::columns_base(shared_address(smem_.dout[rows_.index]));
+    pin(flat(dp));
+    wgmma_fence();
+#pragma unroll
+    for (int d = 0; d < Config::kHeadDimV / 16; ++d) {
+      ScoreProduct::ss(flat(dp), Config::VTile::depth_columns(v, group_ * 64, d),
+                       Config::DoTile::depth_columns(dout, 0, d), d > 0);
+    }
+    wgmma_commit();
+  }
+
+  // Starts gradient += weights times a tile of rows: dV += P^T dO, dK += dS^T Q.
+  template <class Product, class Tile, int kCount>
+  __device__ __forceinline__ void multiply_rows(float (&gradient)[1][kCount][4], const Fragments& weights,
+                                                const char* shared) {
+    const uint32_t tile = Tile::rows_base(shared_address(shared));
+    pin(flat(gradient));
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kM16; ++i)
+      Product::rs(flat(gradient), weights[i], Tile::depth_rows(tile, i), true);
+    wgmma_commit();
+  }
+
+  // Starts this consumer's part of dQ = dS K.
+  __device__ __forceinline__ void multiply_dq(float (&dq)[1][kDq8][4], const char* shared) {
+    const uint32_t ds = Config::DsTile::rows_base(shared_address(shared));
+    const uint32_t k = Config::KTile::rows_base(shared_address(smem_.k));
+    const int row = Config::kDqByRows ? group_ * 64 : 0;
+    const int column = Config::kDqByRows ? 0 : group_ * Config::kDqColumns;
+    pin(flat(dq));
+    wgmma_fence();
+#pragma unroll
+    for (int j = 0; j < Config::kBlockN / 16; ++j) {
+      DqProduct::ss(flat(dq), Config::DsTile::depth_rows(ds, j, row), Config::KTile::depth_rows(k, j, column),
+                    j > 0);
+    }
+    wgmma_commit();
+  }
+
+  // S^T to P^T. Masked elements are put to 0 last: before, which infinity stands for them would hang on the
+  // sign of the scale.
+  __device__ __forceinline__ void weigh(float (&s)[1][kM8][4], const typename Config::Step& step) {
+    const float* lse = smem_.lse[rows_.index] + 2 * (thread_ % 4);
+#pragma unroll
+    for (int n = 0; n < kM8; ++n) {
+      const float2 row_lse = *reinterpret_cast<const float2*>(lse + 8 * n);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        s[0][n][2 * h] = exp2_approx(s[0][n][2 * h] * scale_ - row_lse.x);
+        s[0][n][2 * h + 1] = exp2_approx(s[0][n][2 * h + 1] * scale_ - row_lse.y);
+      }
+    }
+    clear_masked(s, step);
+  }
+
+  // dP^T to dS^T = P^T (dP^T - delta).
+  __device__ __forceinline__ void differentiate(const float (&p)[1][kM8][4], float (&dp)[1][kM8][4]) {
+    const float* delta = smem_.delta[rows_.index] + 2 * (thread_ % 4);
+#pragma unroll
+    for (int n = 0; n < kM8; ++n) {
+      const float2 row_delta = *reinterpret_cast<const float2*>(delta + 8 * n);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        dp[0][n][2 * h] = p[0][n][2 * h] * (dp[0][n][2 * h] - row_delta.x);
+        dp[0][n][2 * h + 1] = p[0][n][2 * h + 1] * (dp[0][n][2 * h + 1] - row_delta.y);
+      }
+    }
+  }
+
+  __device__ __forceinline__ void differentiate_rounded(const Fragments& p, float (&dp)[1][kM8][4]) {
+    const float* delta = smem_.delta[rows_.index] + 2 * (thread_ % 4);
+#pragma unroll
+    for (int n = 0; n < kM8; ++n) {
+      const float2 row_delta = *reinterpret_cast<const float2*>(delta + 8 * n);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float2 weights = unpack<Element>(p[n / 2][n % 2 * 2 + h]);
+        dp[0][n][2 * h] = weights.x * (dp[0][n][2 * h] - row_delta.x);
+        dp[0][n][2 * h + 1] = weights.y * (dp[0][n][2 * h + 1] - row_delta.y);
+      }
+    }
+  }
+
+  // Something of every rounded weight that has no sign bit, as weights have none.
+  static __device__ __forceinline__ uint32_t non_negative(const Fragments& p) {
+    uint32_t any = 0;
+#pragma unroll
+    for (int i = 0; i < kM16; ++i)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) any |= p[i][e];
+    return any;
+  }
+
   // This lane's first row of S^T within the column tile: a key.
   __device__ __forceinline__ int lane_key() const {
     return group_ * 64 + thread_ / 32 * 16 + thread_ % 32 / 4;
@@ -386,8 +448,8 @@ class ColumnConsumer {
     named_barrier_sync(kBothBarrier, 256);
   }
 
-  __device__ __forceinline__ void mask_scores(float (&s)[1][kM8][4], const typename Config::Step& step) {
-    const int row0 = step.tile % arguments_.rows.tiles * Config::kBlockM + 2 * (thread_ % 4);
+  __device__ __forceinline__ void clear_masked(float (&p)[1][kM8][4], const typename Config::Step& step) {
+    const int row0 = step.row + 2 * (thread_ % 4);
     if constexpr (Config::kDense) {
       const Shape& shape = arguments_.params.shape;
       const int head = step.tile / arguments_.rows.tiles % shape.heads_q;
@@ -400,13 +462,13 @@ class ColumnConsumer {
           const int64_t row = row0 + 8 * n + e % 2, key = key0 + 8 * (e / 2);
           const bool visible =
               row < shape.seqlen_q && key < shape.seqlen_k && dense[row * shape.seqlen_k + key] != 0;
-          if (!visible) s[0][n][e] = -INFINITY;
+          if (!visible) p[0][n][e] = 0.f;
         }
       }
     } else {
 #pragma unroll 1
       for (uint32_t touched = step.work & ~Config::kEmptyRows; touched != 0; touched &= touched - 1) {
-        const Slot* slots = smem_.slots[__ffs(static_cast<int>(touched)) - 1] + lane_key();
+        const Slot* slots = smem_.slots[rows_.index][__ffs(static_cast<int>(touched)) - 1] + lane_key();
 #pragma unroll
         for (int h = 0; h < 2; ++h) {
           const Slot slot = slots[8 * h];
@@ -415,7 +477,7 @@ class ColumnConsumer {
 #pragma unroll
             for (int c = 0; c < 2; ++c) {
               const int row = row0 + 8 * n + c;
-              s[0][n][2 * h + c] = (row >= slot.start) & (row < slot.end) ? -INFINITY : s[0][n][2 * h + c];
+              p[0][n][2 * h + c] = (row >= slot.start) & (row < slot.end) ? 0.f : p[0][n][2 * h + c];
             }
           }
         }
@@ -425,33 +487,33 @@ class ColumnConsumer {
 
   // dS^T to shared memory: rows are keys, columns queries.
   __device__ __forceinline__ void store_ds(const Fragments& ds, char* shared) {
+    const int lane = thread_ % 32;
+    const int key = group_ * 64 + thread_ / 32 * 16 + lane % 16;
 #pragma unroll
-    for (int n = 0; n < kM8; ++n) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        *reinterpret_cast<uint32_t*>(shared + Config::DsTile::offset(lane_key() + 8 * h, n) +
-                                     thread_ % 4 * 4) = ds[n / 2][n % 2 * 2 + h];
-      }
+    for (int i = 0; i < kM16; ++i) {
+      store_matrices(shared + Config::DsTile::offset(key, 2 * i + lane / 16), ds[i]);
     }
   }
 
-  // Adds this consumer's columns of a row tile's dQ to the workspace.
-  __device__ __forceinline__ void add_dq(const float (&dq)[1][kDq8][4], int64_t row_tile) {
-    using Workspace = DqWorkspace<Config>;
-    if (thread_ == 0) bulk_wait_read();  // of the step before
-    named_barrier_sync(kGroupBarrier + group_, 128);
+  // This consumer's part of dQ to shared memory, as the workspace lays it out.
+  __device__ __forceinline__ void store_dq(const float (&dq)[1][kDq8][4]) {
 #pragma unroll
     for (int n = 0; n < kDq8; ++n) {
-      *reinterpret_cast<float4*>(smem_.dq[group_] + Workspace::fragment_offset(thread_ / 32, 0, n) +
+      *reinterpret_cast<float4*>(smem_.dq[group_] +
+                                 DqWorkspace<Config>::fragment_offset(thread_ / 32, 0, n) +
                                  thread_ % 32 * 4) =
           make_float4(dq[0][n][0], dq[0][n][1], dq[0][n][2], dq[0][n][3]);
     }
+  }
+
+  // And from there, added, to the workspace.
+  __device__ __forceinline__ void add_dq(int64_t row_tile) {
     fence_async_shared();
     named_barrier_sync(kGroupBarrier + group_, 128);
     if (thread_ == 0) {
-      constexpr int kFloats = Config::kBlockM * Config::kDqColumns;
-      bulk_reduce_add(arguments_.dq + row_tile * Workspace::kTileFloats + group_ * kFloats, smem_.dq[group_],
-                      kFloats * static_cast<int>(sizeof(float)));
+      constexpr int kFloats = 64 * Config::kDqColumns;
+      bulk_reduce_add(arguments_.dq + row_tile * DqWorkspace<Config>::kTileFloats + group_ * kFloats,
+                      smem_.dq[group_], kFloats * static_cast<int>(sizeof(float)));
       bulk_commit();
     }
   }
@@ -484,6 +546,7 @@ class ColumnConsumer {
   ColumnWork work_;
   int group_;
   int thread_;
+  float scale_;
   Stage<Config::kStages> rows_;
 };
 
@@ -493,7 +556,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     backward_kernel(const __grid_constant__ BackwardArguments arguments) {
   extern __shared__ __align__(1024) char smem_raw[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_raw);
-  const int warp = threadIdx.x / 32;
+  const int warp = uniform(threadIdx.x / 32);
   if (threadIdx.x == 0) {
     smem.kv_full.init(1);
     for (int stage = 0; stage < Config::kStages; ++stage) {

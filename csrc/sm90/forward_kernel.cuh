@@ -76,6 +76,8 @@ struct ForwardArguments {
   int row_tiles;
   int work_count;  // row_tiles * Hq * B
   int* ticket;     // zeroed; the next row tile that nobody has taken
+  float exponent_scale;  // exponent_scale(softmax_scale)
+  bool negated;          // softmax_scale < 0
 };
 
 // Where a pipeline stands: stage and the parity of its barriers.
@@ -251,21 +253,12 @@ class Consumer {
 
   __device__ __forceinline__ Consumer(const ForwardArguments& arguments, typename Config::Smem& smem,
                                       int group, int thread)
-      : arguments_(arguments), smem_(smem), group_(group), thread_(thread) {
-    const double softmax_scale = arguments.params.softmax_scale;
-    negated_ = softmax_scale < 0;
-    scale_ = exponent_scale(softmax_scale);
-  }
+      : arguments_(arguments), smem_(smem), group_(group), thread_(thread) {}
 
   __device__ __forceinline__ void run() {
     if (group_ == Config::kConsumers - 1)
       named_barrier_arrive(kOrderBarrier, 256);  // the first group may start
-    while (true) {
-      smem_.k_full[k_.index].wait(k_.parity);
-      const typename Config::Step step = smem_.steps[k_.index];
-      if (step.work < 0) break;
-      consume(step);
-    }
+    for (typename Config::Step step = next_step(); step.work >= 0; step = next_step()) consume(step);
     if (thread_ == 0) bulk_wait_read();  // the block's shared memory must outlive its stores
   }
 
@@ -274,6 +267,12 @@ class Consumer {
   // threads.
   static constexpr int kOrderBarrier = 1;
   static constexpr int kGroupBarrier = kOrderBarrier + Config::kConsumers;
+
+  // The entry of the K ring that comes next, once its K is there.
+  __device__ __forceinline__ typename Config::Step next_step() {
+    smem_.k_full[k_.index].wait(k_.parity);
+    return smem_.steps[k_.index];
+  }
 
   __device__ __forceinline__ void consume(typename Config::Step step) {
     const Work work(step.work, arguments_);
@@ -297,10 +296,7 @@ class Consumer {
         weigh(scores, step, work, softmax, rescale);
         round(scores, p);
       }
-      while (true) {
-        smem_.k_full[k_.index].wait(k_.parity);
-        step = smem_.steps[k_.index];
-        if (step.tile < 0) break;
+      for (step = next_step(); step.tile >= 0;) {
         Scores scores;
         named_barrier_sync(kOrderBarrier + group_, 256);
         multiply_scores(scores);
@@ -311,7 +307,8 @@ class Consumer {
         pin(flat(scores));
         float rescale[1][2];
         weigh(scores, step, work, softmax, rescale);
-        wgmma_wait<0>();
+        step = next_step();  // while O += P V runs
+        wgmma_wait_behind<0>(__float_as_uint(softmax.sum[0][0] + softmax.sum[0][1]));
         pin(flat(output));
         release(smem_.v_empty[v_.index]);
         v_.advance();
@@ -350,7 +347,8 @@ class Consumer {
 
   // Starts S = Q K^T.
   __device__ __forceinline__ void multiply_scores(Scores& scores) {
-    const uint32_t q = shared_address(smem_.q), k = shared_address(smem_.k[k_.index]);
+    const uint32_t q = Config::QTile::columns_base(shared_address(smem_.q));
+    const uint32_t k = Config::KTile::columns_base(shared_address(smem_.k[k_.index]));
     pin(flat(scores));
     wgmma_fence();
 #pragma unroll
@@ -363,7 +361,7 @@ class Consumer {
 
   // Starts O += P V.
   __device__ __forceinline__ void multiply_output(Output& output, const Probabilities& p) {
-    const uint32_t v = shared_address(smem_.v[v_.index]);
+    const uint32_t v = Config::VTile::rows_base(shared_address(smem_.v[v_.index]));
     pin(flat(output));
     wgmma_fence();
 #pragma unroll
@@ -380,7 +378,7 @@ class Consumer {
     const int lane_column = 2 * (thread_ % 4);
     const auto row_of = [](int) { return 0; };
     const auto column_of = [](int n) { return 8 * n; };
-    if (negated_) negate(scores);
+    if (arguments_.negated) negate(scores);
     if constexpr (Config::kDense) {
       const Shape& shape = arguments_.params.shape;
       mask_by_dense(scores, dense_plane(arguments_.mask, shape, work.batch, work.head), shape.seqlen_q,
@@ -394,7 +392,7 @@ class Consumer {
     }
     release(smem_.k_empty[k_.index]);
     k_.advance();
-    softmax.advance(scores, scale_, rescale);
+    softmax.advance(scores, arguments_.exponent_scale, rescale);
   }
 
   // Weights to the 16-bit A fragments of the second product.
@@ -423,7 +421,7 @@ class Consumer {
       const float inverse = sum == 0.f ? 0.f : 1.f / sum;
       const int row = thread_ / 32 * 16 + 8 * h + lane / 4;
       if (lane % 4 == 0 && group_row + row < shape.seqlen_q)
-        lse[group_row + row] = softmax.lse(0, h, sum, scale_);
+        lse[group_row + row] = softmax.lse(0, h, sum, arguments_.exponent_scale);
 #pragma unroll
       for (int n = 0; n < kO8; ++n) {
         *reinterpret_cast<uint32_t*>(smem_.o() + Config::OTile::offset(group_ * 64 + row, n) + lane % 4 * 4) =
@@ -449,8 +447,6 @@ class Consumer {
   typename Config::Smem& smem_;
   int group_;
   int thread_;
-  float scale_;
-  bool negated_;
   int q_parity_ = 0;
   Stage<Config::kStages> k_, v_;
 };
@@ -461,7 +457,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     forward_kernel(const __grid_constant__ ForwardArguments arguments) {
   extern __shared__ __align__(1024) char smem_raw[];
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_raw);
-  const int warp = threadIdx.x / 32;
+  const int warp = uniform(threadIdx.x / 32);
   if (threadIdx.x == 0) {
     smem.q_full.init(1);
     smem.q_empty.init(Config::kOwnO ? 4 * Config::kConsumers : Config::kConsumers);

@@ -30,6 +30,8 @@ cudaError_t launch_forward(const ForwardParams& params) {
   arguments.ticket = static_cast<int*>(params.workspace);
   arguments.mask = carve_mask_tiles(mask, params.visit, shape.seqlen_k, Config::kBlockN,
                                     static_cast<char*>(params.workspace) + kTicketBytes);
+  arguments.exponent_scale = exponent_scale(params.softmax_scale);
+  arguments.negated = params.softmax_scale < 0;
 
   if (arguments.work_count == 0) return cudaSuccess;
 

@@ -23,25 +23,35 @@ struct Operand {
     return chunk / 8 * kPanelBytes + row * 128 + (chunk % 8 ^ row % 8) * 16;
   }
 
-  // The tile as wgmma's A or B with the columns as depth, from row `row` (a multiple of 8) on; k counts 16
-  // columns.
-  static __device__ __forceinline__ uint64_t depth_columns(uint32_t tile, int row, int k) {
-    return descriptor(tile + k / 4 * kPanelBytes + row * 128 + k % 4 * 32, 1, 1024 / 16);
+  // The low word of the descriptor that makes the tile wgmma's A or B with the columns as depth.
+  static __device__ __forceinline__ uint32_t columns_base(uint32_t tile) { return base(tile, 1); }
+
+  // The descriptor itself, from row `row` (a multiple of 8) on; k counts 16 columns.
+  static __device__ __forceinline__ uint64_t depth_columns(uint32_t columns_base, int row, int k) {
+    return descriptor(columns_base + (k / 4 * kPanelBytes + row * 128 + k % 4 * 32) / 16);
   }
 
-  // The tile as wgmma's transposed B (or A) with the rows as depth, from column `column` on (the columns read
-  // lie in one panel or start where one does); k counts 16 rows.
-  static __device__ __forceinline__ uint64_t depth_rows(uint32_t tile, int k, int column = 0) {
-    return descriptor(tile + column / 64 * kPanelBytes + column % 64 * 2 + k * 16 * 128, kPanelBytes / 16,
-                      1024 / 16);
+  // The same with the rows as depth, for a transposed B (or A).
+  static __device__ __forceinline__ uint32_t rows_base(uint32_t tile) { return base(tile, kPanelBytes / 16); }
+
+  // From column `column` on (the columns read lie in one panel or start where one does); k counts 16 rows.
+  static __device__ __forceinline__ uint64_t depth_rows(uint32_t rows_base, int k, int column = 0) {
+    return descriptor(rows_base + (column / 64 * kPanelBytes + column % 64 * 2 + k * 16 * 128) / 16);
   }
 
  private:
-  // Offsets in units of 16 bytes. leading: between panels (unused along the depth); stride: between groups of
-  // 8 rows.
-  static __device__ __forceinline__ uint64_t descriptor(uint32_t address, int leading, int stride) {
-    constexpr uint64_t kSwizzle128 = uint64_t{1} << 62;
-    return kSwizzle128 | uint64_t(stride) << 32 | uint64_t(leading) << 16 | (address & 0x3FFFF) >> 4;
+  static_assert(kPanelBytes / 16 < 1 << 14, "the descriptor has 14 bits for the distance of panels");
+
+  // The address and, between panels (unused along the depth), the leading offset, both in units of 16 bytes.
+  // Shared memory ends where 14 bits do, so that what is added to an address carries nowhere.
+  static __device__ __forceinline__ uint32_t base(uint32_t tile, int leading) {
+    return uint32_t(leading) << 16 | tile >> 4;
+  }
+
+  // The high word: 128-byte swizzle, 1024 bytes between groups of 8 rows.
+  static __device__ __forceinline__ uint64_t descriptor(uint32_t low) {
+    constexpr uint64_t kHigh = 1u << 30 | 1024 / 16;
+    return kHigh << 32 | low;
   }
 };
 

@@ -12,6 +12,10 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
   return static_cast<uint32_t>(__cvta_generic_to_shared(pointer));
 }
 
+// A value that all lanes of the warp hold, such that the compiler knows: what follows from it lies in uniform
+// registers, where wgmma reads its descriptors.
+__device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0u, value, 0); }
+
 // An mbarrier in shared memory. A phase completes when `count` arrivals and all announced bytes are in.
 struct alignas(8) Barrier {
   uint64_t state;
@@ -119,6 +123,14 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// Four 8x8 matrices of 16-bit elements, a register each as accumulators hold them, to shared memory. Lane l
+// names the row of 16 bytes of row l % 8 of matrix l / 8.
+__device__ __forceinline__ void store_matrices(void* row, const uint32_t (&matrices)[4]) {
+  asm volatile("stmatrix.sync.aligned.m8n8.x4.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(row)),
+               "r"(matrices[0]), "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])
+               : "memory");
+}
+
 // wgmma runs asynchronously: registers it reads or writes must be settled before (fence), products are
 // grouped (commit) and waited for.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
@@ -129,6 +141,22 @@ __device__ __forceinline__ void wgmma_commit() {
 template <int kPending>
 __device__ __forceinline__ void wgmma_wait() {
   asm volatile("wgmma.wait_group.sync.aligned %0;" ::"n"(kPending) : "memory");
+}
+
+// The same, but not before `settled`, which never has its highest bit set, has been computed. ptxas hoists a
+// plain wait over all arithmetic that does not read the products, which then run while nothing else does; it
+// hoists none over a branch.
+template <int kPending>
+__device__ __forceinline__ void wgmma_wait_behind(uint32_t settled) {
+  asm volatile(
+      "{\n.reg .pred ready;\n"
+      "setp.ge.s32 ready, %0, 0;\n"
+      "@ready bra behind;\n"
+      "wgmma.wait_group.sync.aligned %1;\n"
+      "behind:\n"
+      "wgmma.wait_group.sync.aligned %1;\n}\n" ::"r"(settled),
+      "n"(kPending)
+      : "memory");
 }
 
 // Keeps the compiler from moving accesses of an accumulator across this point.
