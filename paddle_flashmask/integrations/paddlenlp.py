@@ -183,8 +183,9 @@ def check_model(model: Any) -> None:
     Raises:
         TypeError: a model family that drops the indices, or that is not tested here.
         ValueError: a setting under which PaddleNLP drops the indices, or something else because of them:
-            `use_flash_attention=False`, `context_parallel_degree > 1` (ring attention), `alibi=True`, and
-            devices for which PaddleNLP has kernels of its own.
+            `use_flash_attention=False`, `context_parallel_degree > 1` (ring attention), `alibi=True`,
+            `use_sliding_window=True` (PaddleNLP knows no window), and devices for which PaddleNLP has kernels
+            of its own.
     """
     from paddlenlp.utils.tools import get_env_device
 
@@ -207,6 +208,10 @@ def check_model(model: Any) -> None:
     if getattr(config, "alibi", False):
         raise ValueError(
             f"config.alibi: expected False, got True; PaddleNLP drops ALiBi when {INDICES} are given"
+        )
+    if getattr(config, "use_sliding_window", False):
+        raise ValueError(
+            "config.use_sliding_window: expected False, got True; PaddleNLP would attend to all of a document"
         )
     if get_env_device() in _DEVICES_IGNORING_INDICES:
         raise ValueError(

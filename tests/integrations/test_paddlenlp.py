@@ -18,10 +18,12 @@ from paddlenlp.transformers import (
     Qwen2Config,
     Qwen2ForCausalLM,
 )
+from paddlenlp.transformers.llama import fusion_ops
 from paddlenlp.transformers.llama.modeling import LlamaAttention
 from paddlenlp.transformers.qwen2.modeling import Qwen2Attention
 
 from paddle_flashmask.integrations import paddlenlp as integration
+from paddle_flashmask.masks import ColumnMask
 from paddle_flashmask.packing import pack, sft_document
 
 # PaddleNLP calls what Paddle 3.3 deprecates.
@@ -234,6 +236,7 @@ def test_a_model_that_would_ignore_the_mask_raises(name):
     [
         ({"context_parallel_degree": 2}, "context_parallel_degree: expected 1, got 2"),
         ({"alibi": True}, "alibi: expected False, got True"),
+        ({"use_sliding_window": True}, "use_sliding_window: expected False, got True"),
     ],
 )
 def test_settings_that_drop_the_mask_or_something_else_raise(setting, message):
@@ -242,6 +245,47 @@ def test_settings_that_drop_the_mask_or_something_else_raise(setting, message):
         setattr(model.config, key, value)
     with integration.enable(), pytest.raises(ValueError, match=message):
         model(**inputs)
+
+
+def test_paddlenlp_knows_no_sliding_window():
+    """Why a configured one raises. If this fails, PaddleNLP has learnt: combine it instead."""
+    inputs = batch(documents())
+    window = {"use_sliding_window": True, "sliding_window": 4, "max_window_layers": 0}
+    del inputs[integration.INDICES]
+    losses = [float(build("qwen2-gqa", **options)(**inputs)[0]) for options in ({}, window)]
+    assert losses[0] == losses[1]
+
+
+def test_paddlenlps_ring_attention_gets_no_mask(monkeypatch):
+    """Why context parallelism raises. If this fails, PaddleNLP has learnt: relax the guard."""
+    taken = {}
+
+    class Ring:
+        @staticmethod
+        def apply(query, key, value, **options):
+            taken.update(options)
+            return query
+
+    monkeypatch.setattr(fusion_ops, "RingFlashAttention", Ring)
+    x = paddle.randn([1, LENGTH, 4, 8])
+    config = build(context_parallel_degree=2).config
+    indices = batch(documents())[integration.INDICES]
+    fusion_ops.fusion_flash_attention(x, config, x, x, None, False, attn_mask_startend_row_indices=indices)
+    assert taken == {"attn_mask": None, "is_causal": True}
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_paddlenlps_dense_attention_gives_the_same(name):
+    """What one trains with when FlashMask is switched off: a dense mask, PaddleNLP's own attention."""
+    inputs = batch(documents())
+    with integration.enable():
+        ours = loss_and_gradients(build(name), inputs)
+    mask = ColumnMask.from_startend_row_indices(inputs.pop(integration.INDICES).unsqueeze(-1).numpy(), True)
+    inputs["attention_mask"] = paddle.to_tensor(mask.to_dense())
+    dense = loss_and_gradients(build(name, use_flash_attention=False), inputs)
+    np.testing.assert_allclose(ours[0], dense[0], rtol=1e-5)
+    for key, gradient in ours[1].items():
+        np.testing.assert_allclose(gradient, dense[1][key], rtol=1e-3, atol=2e-6, err_msg=key)
 
 
 def test_devices_with_kernels_that_ignore_the_mask_raise(monkeypatch):
