@@ -36,6 +36,16 @@ from training.settings import ATTENTION, Settings, parse, read_settings  # noqa:
 from paddle_flashmask.packing import PackedSequences  # noqa: E402
 
 
+def load_tokenizer(folder: str) -> Any:
+    """PaddleNLP's tokenizer of a folder, or bytes without one."""
+    if not folder:
+        return ByteTokenizer()
+    tokenizer = AutoTokenizer.from_pretrained(folder)
+    if tokenizer.pad_token_id is None:
+        tokenizer.pad_token = tokenizer.eos_token  # what PaddleNLP's SFTTrainer does; padding has no loss
+    return tokenizer
+
+
 def load_data(settings: Settings, tokenizer: Any) -> tuple[PackedSequences, PackedSequences]:
     """The packed training and evaluation samples, shuffled by the seed.
 
@@ -81,8 +91,7 @@ def run(settings: dict[str, Any]) -> bool:
         ValueError: a file or a row that cannot be used.
     """
     parsed = parse(settings)
-    path = parsed.model.tokenizer_name_or_path
-    tokenizer = AutoTokenizer.from_pretrained(path) if path else ByteTokenizer()
+    tokenizer = load_tokenizer(parsed.model.tokenizer_name_or_path)
     train_set, eval_set = load_data(parsed, tokenizer)
     directory = prepare_output(settings)
     results = {name: train(name, settings, train_set, eval_set, tokenizer) for name in parsed.task.attention}

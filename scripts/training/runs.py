@@ -118,7 +118,7 @@ def train(
     switch = integration.enable(visit) if visit else None
     # Checkpoints hold the optimizer's state by parameter name: the guard names them as in a fresh process.
     with paddle.utils.unique_name.guard(), switch or contextlib.nullcontext():
-        model, options = build_task(parsed, tokenizer.vocab_size)
+        model, options = build_task(parsed, len(tokenizer))
         trained = sum(p.size for p in model.parameters() if not p.stop_gradient)
         print(f"\n{ATTENTION[attention]}: {trained:,} trained parameters, from step {resumed_step}")
         trainer = recording(
@@ -135,15 +135,25 @@ def train(
         trainer.train(resume_from_checkpoint=checkpoint)
         dense_bytes = args.per_device_train_batch_size * args.max_seq_length**2
         mask_bytes = switch.mask_bytes if switch else dense_bytes
-        eval_loss = trainer.evaluate()["eval_loss"]
+        result = {"mask_bytes": mask_bytes, "eval_loss": trainer.evaluate()["eval_loss"]}
         trainer.save_model(str(directory / "model"))
-    print(f"  evaluation loss {eval_loss:.4f}")
+        if attention == "flashmask" and "paddle" in parsed.task.attention:
+            result["eval_loss_paddle"] = evaluate_densely(trainer)
+    print(f"  evaluation loss {result['eval_loss']:.4f}")
     weights = hashlib.sha256()
     for _, parameter in sorted(model.state_dict().items()):
         weights.update(parameter.numpy().tobytes())
-    result = {"mask_bytes": mask_bytes, "eval_loss": eval_loss, "weights_sha256": weights.hexdigest()}
+    result["weights_sha256"] = weights.hexdigest()
     result_path.write_text(json.dumps(result, indent=2) + "\n")
     return result
+
+
+def evaluate_densely(trainer: Any) -> float:
+    """The evaluation loss of the trained weights, through PaddleNLP's own dense attention."""
+    for model in filter(None, (trainer.model, getattr(trainer, "ref_model", None))):
+        model.config.use_flash_attention = False
+    trainer.data_collator = dense_collate
+    return trainer.evaluate()["eval_loss"]
 
 
 def last_checkpoint(directory: Path, max_steps: int) -> tuple[str | None, int]:

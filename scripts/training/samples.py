@@ -41,10 +41,13 @@ Row = dict[str, Any]
 class ByteTokenizer:
     """Text as UTF-8 bytes, and two tokens more, with PaddleNLP's interface. Nothing to download."""
 
-    pad_token_id, eos_token_id, vocab_size = 256, 257, 258
+    pad_token_id, eos_token_id = 256, 257
     pad_token, eos_token = "<pad>", "</s>"
     padding_side = "right"
     chat_template = None
+
+    def __len__(self) -> int:
+        return 258
 
     def __call__(self, text: str, add_special_tokens: bool = False) -> dict[str, list[int]]:
         """The token ids of `text`."""

@@ -86,6 +86,9 @@ def test_a_few_steps_through_every_attention(finetune, arguments, tmp_path, caps
     report = json.loads((tmp_path / "report.json").read_text())
     assert report["runs"]["flashmask"]["mask_bytes"] == 256 * 4
     assert report["runs"]["dense_mask"]["mask_bytes"] == 256 * 256
+    # The same weights through PaddleNLP's own attention: what differs is rounding.
+    losses_of_weights = [report["runs"]["flashmask"][key] for key in ("eval_loss", "eval_loss_paddle")]
+    assert losses_of_weights[0] == pytest.approx(losses_of_weights[1], rel=1e-5)
     assert (tmp_path / "losses.png").exists()
 
 
@@ -155,6 +158,29 @@ def test_other_tasks_start_from_a_trained_model(finetune, arguments, tmp_path):
             assert trained == {name for name in model.state_dict() if "lora" in name} != set()
         else:
             assert trained == set(model.state_dict())
+
+
+def test_a_tokenizer_of_paddlenlps(finetune, arguments, samples, tmp_path):
+    """Made here from the samples, so that nothing is downloaded; it has no padding token, like Llama's."""
+    import sentencepiece
+    from paddlenlp.transformers import LlamaTokenizer
+
+    folder = tmp_path / "tokenizer"
+    sentencepiece.SentencePieceTrainer.train(
+        input=str(samples / "sft.jsonl"),
+        model_prefix=str(tmp_path / "pieces"),
+        vocab_size=300,
+        model_type="bpe",
+        character_coverage=1.0,
+        minloglevel=2,
+    )
+    LlamaTokenizer(str(tmp_path / "pieces.model")).save_pretrained(str(folder))
+    tokenizer = finetune.load_tokenizer(str(folder))
+    assert tokenizer.pad_token_id == tokenizer.eos_token_id
+    options = arguments("sft", tmp_path / "out", tokenizer_name_or_path=str(folder))
+    assert finetune.main(options) == 0
+    model = json.loads((tmp_path / "out" / "flashmask" / "model" / "config.json").read_text())
+    assert model["vocab_size"] == len(tokenizer) == 300
 
 
 @pytest.mark.parametrize(
