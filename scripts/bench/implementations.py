@@ -17,11 +17,11 @@ import torch
 from cells import EQUAL_DOCUMENT_COUNT, MAGI_WINDOW, TWELVE, Case
 from kernel_calls import BackwardParams, CudaLibrary, ForwardParams, Options, backward_params, forward_params
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch_attention import give_workspace
 
 from paddle_flashmask.masks import ColumnMask
 
 Tensors = Sequence[torch.Tensor]
-WORKSPACE_ALIGNMENT = 256
 
 
 @dataclass
@@ -95,7 +95,7 @@ def _own_job(library: CudaLibrary, tensors: Tensors, mask: ColumnMask | None, de
         "forward": forward_params(q, k, v, out, lse, options, stream),
         "backward": backward_params(q, k, v, out, lse, dout, None, gradients, options, stream),
     }
-    workspaces = {name: _give_workspace(library, params[name], q.device) for name in params}
+    workspaces = {name: give_workspace(library, params[name], q.device) for name in params}
 
     def launch(direction: str) -> None:
         library.launch(params[direction])
@@ -112,17 +112,6 @@ def _own_job(library: CudaLibrary, tensors: Tensors, mask: ColumnMask | None, de
         workspace_bytes={name: workspace.numel() for name, workspace in workspaces.items()},
         keep_alive=(options, out, lse, gradients, workspaces),
     )
-
-
-def _give_workspace(
-    library: CudaLibrary, params: ForwardParams | BackwardParams, device: torch.device
-) -> torch.Tensor:
-    """Point the params to a workspace; return it."""
-    size = library.workspace_bytes(params)
-    memory = torch.empty(size + WORKSPACE_ALIGNMENT, dtype=torch.uint8, device=device)
-    workspace = memory[-memory.data_ptr() % WORKSPACE_ALIGNMENT :][:size]
-    params.workspace = workspace.data_ptr()
-    return workspace
 
 
 @dataclass(frozen=True)

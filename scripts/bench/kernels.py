@@ -23,7 +23,6 @@ on many cores first, start several of these at once with other --masks, then mea
 from __future__ import annotations
 
 import argparse
-import shlex
 import sys
 from pathlib import Path
 
@@ -51,10 +50,9 @@ from cells import (
     read_rows,
     search_case,
 )
+from provenance import recorded_command
 
 QUICK_SECONDS = 0.25
-# Options that do not change what is measured, nor how: they are left out of the recorded command.
-UNRECORDED = ("csv", "markdown", "charts", "resume", "commit", "library")
 
 
 def parse_arguments() -> tuple[argparse.Namespace, str]:
@@ -97,11 +95,7 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     parser.add_argument("--charts", type=Path, help="draw bar charts of the CSV file into this folder")
     arguments = parser.parse_args()
 
-    command = ["python", "scripts/bench/kernels.py"]
-    for name, value in vars(arguments).items():
-        if name not in UNRECORDED and value != parser.get_default(name):
-            values = [] if value is True else value if isinstance(value, list) else [value]
-            command += [f"--{name.replace('_', '-')}", *map(str, values)]
+    command = recorded_command("kernels.py", parser, arguments)
 
     magi = arguments.setting == "magi"
     arguments.masks = arguments.masks or list(MAGI_MASKS if magi else TWELVE)
@@ -113,7 +107,7 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     if arguments.csv is None:
         folder = ROOT / "outputs" if arguments.quick else ROOT / "docs" / "results"
         arguments.csv = folder / f"kernels_{arguments.kernels}.csv"
-    return arguments, shlex.join(command)
+    return arguments, command
 
 
 def wanted_cases(arguments: argparse.Namespace) -> list[Case]:

@@ -199,16 +199,16 @@ class Clock:
             timings by name, and the matmul's TFLOP/s.
         """
         everything = {"matmul": self._matmul, **jobs}
-        once = sum(sum(samples) for samples in self._run(everything, 1).values()) / 1e3
+        once = sum(sum(samples) for samples in self.run(everything, 1).values()) / 1e3
         fitting = int(seconds * len(everything) / once)
         min_warmups, min_repetitions = SLOW_MINIMUMS if once > SLOW_ROUND else MINIMUMS
         warmups = max(min_warmups, min(fitting, WARMUPS))
-        self._run(everything, warmups - 1)  # the round above was one
-        samples = self._run(everything, max(min_repetitions, min(fitting, MAX_REPETITIONS)))
+        self.run(everything, warmups - 1)  # the round above was one
+        samples = self.run(everything, max(min_repetitions, min(fitting, MAX_REPETITIONS)))
         timings = {name: Timing(samples[name], warmups) for name in everything}
         return timings, 2 * MATMUL_SIZE**3 / timings.pop("matmul").median / 1e9
 
-    def _run(self, jobs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
+    def run(self, jobs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
         """Launch all rounds without waiting in between, so that no job waits for Python; milliseconds."""
         events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in jobs}
         for _ in range(rounds):

@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import argparse
-import datetime
 import gc
-import subprocess
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -16,31 +14,19 @@ import torch
 from cells import (
     EQUAL_DOCUMENTS,
     LONG_DOCUMENTS,
-    ROOT,
     Case,
     Row,
-    Run,
     append_rows,
     batched,
     deterministic,
-    hash_sources,
     is_done,
 )
 from implementations import PEERS, Data, Job, batched_job, own_job
 from kernel_calls import CudaLibrary
 from measure import Clock, Reference, card_and_driver, check, reference_heads
+from provenance import make_run
 
 from paddle_flashmask.masks import ColumnMask
-
-
-def git_commit() -> str:
-    """Return the commit of the checkout, marked when files differ from it; "unknown" without git."""
-    try:
-        git = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True, check=True)
-        changed = git(["git", "status", "--porcelain", "--untracked-files=no"]).stdout
-        return git(["git", "rev-parse", "--short", "HEAD"]).stdout.strip() + (" changed" if changed else "")
-    except (OSError, subprocess.CalledProcessError):
-        return "unknown"
 
 
 @dataclass(frozen=True)
@@ -61,16 +47,7 @@ class Bench:
         self.library = CudaLibrary(arguments.library, arguments.kernels)
         self.clock = Clock()
         card, driver = card_and_driver()
-        self.run = Run(
-            started=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
-            kernels=arguments.kernels,
-            sources=hash_sources(arguments.kernels),
-            commit=arguments.commit or git_commit(),
-            card=card,
-            driver=driver,
-            torch=torch.__version__,
-            command=command,
-        )
+        self.run = make_run(arguments.kernels, card, driver, torch.__version__, command, arguments.commit)
         self.peers = []
         for name in arguments.peers:
             missing = PEERS[name].missing()

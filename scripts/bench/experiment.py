@@ -1,0 +1,118 @@
+"""What the experiments beside the kernel tables share: command line, device, clock. Needs torch."""
+
+from __future__ import annotations
+
+import argparse
+import platform
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import ckernels
+import kernel_calls
+import measure
+import torch
+from cells import ROOT, Run
+from provenance import make_run, recorded_command
+
+RESULTS = ROOT / "docs" / "results"
+
+
+def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
+    """Add the options that every experiment has; results are called ``name``."""
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: to try it out")
+    parser.add_argument("--kernels", default="cuda", choices=["sm80", "sm90", "cuda"], help="cuda: the best")
+    parser.add_argument("--library", type=Path, help="default: build/libflashmask_<device>.so")
+    parser.add_argument("--commit", help="recorded with the rows; by default git is asked")
+    parser.add_argument("--csv", type=Path, default=RESULTS / f"{name}.csv", help="default: %(default)s")
+    parser.add_argument("--markdown", type=Path, help="default: the CSV file's name, .md")
+    parser.add_argument(
+        "--figure", type=Path, help="default: docs/images/<name>.png for the default CSV file"
+    )
+    parser.add_argument("--report-only", action="store_true", help="measure nothing")
+
+
+def parse(parser: argparse.ArgumentParser, script: str) -> tuple[argparse.Namespace, str]:
+    """Return the arguments, with paths filled in, and the command to record."""
+    arguments = parser.parse_args()
+    command = recorded_command(script, parser, arguments)
+    arguments.library = arguments.library or ROOT / "build" / f"libflashmask_{arguments.device}.so"
+    in_docs = arguments.csv == parser.get_default("csv")
+    images = ROOT / "docs" / "images" if in_docs else arguments.csv.parent
+    arguments.figure = arguments.figure or images / arguments.csv.with_suffix(".png").name
+    arguments.markdown = arguments.markdown or arguments.csv.with_suffix(".md")
+    return arguments, command
+
+
+class Device:
+    """The device of a run: its kernels, its provenance, its clock."""
+
+    def __init__(self, arguments: argparse.Namespace, command: str):
+        self.name = arguments.device
+        self.dtype = torch.float32 if self.name == "cpu" else torch.bfloat16
+        self.library: kernel_calls.CudaLibrary | ckernels.Kernels
+        if self.name == "cpu":
+            self.library = ckernels.Kernels(arguments.library)
+            card, driver = platform.processor() or platform.machine(), "none"
+        else:
+            self.library = kernel_calls.CudaLibrary(arguments.library, arguments.kernels)
+            card, driver = measure.card_and_driver()
+            self._flushed = torch.empty(measure.FLUSH_BYTES, dtype=torch.uint8, device="cuda")
+        kernels = "cpu" if self.name == "cpu" else arguments.kernels
+        self.run: Run = make_run(kernels, card, driver, torch.__version__, command, arguments.commit)
+
+    def synchronize(self) -> None:
+        """Wait until the device is idle."""
+        if self.name != "cpu":
+            torch.cuda.synchronize()
+
+    def time(self, job: Callable[[], Any], repetitions: int, warmups: int = 1) -> list[float]:
+        """Return milliseconds of each repetition, each with a cold L2."""
+        for _ in range(warmups):
+            job()
+        if self.name == "cpu":
+            return [self.time_once(job) for _ in range(repetitions)]
+        pairs = []
+        for _ in range(repetitions):
+            start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+            self._flushed.zero_()
+            start.record()
+            job()
+            end.record()
+            pairs.append((start, end))
+        torch.cuda.synchronize()
+        return [start.elapsed_time(end) for start, end in pairs]
+
+    def time_once(self, job: Callable[[], Any]) -> float:
+        """Return the milliseconds that a user waits for a job, what Python does included."""
+        self.synchronize()
+        start = time.perf_counter()
+        job()
+        self.synchronize()
+        return 1e3 * (time.perf_counter() - start)
+
+    def allocated(self) -> int:
+        """Return how many bytes torch holds now (CPU: 0)."""
+        return 0 if self.name == "cpu" else torch.cuda.memory_allocated()
+
+    def peak_memory(self, job: Callable[[], Any]) -> int:
+        """Run a job; return how many bytes torch held at most meanwhile (CPU: 0)."""
+        if self.name == "cpu":
+            job()
+            return 0
+        torch.cuda.reset_peak_memory_stats()
+        job()
+        return torch.cuda.max_memory_allocated()
+
+    def random(self, *shape: int, seed: int = 0) -> torch.Tensor:
+        """Return normal values."""
+        generator = torch.Generator(self.name).manual_seed(seed)
+        return torch.randn(*shape, generator=generator, device=self.name, dtype=self.dtype)
+
+
+def failure_reason(failure: Exception) -> str:
+    """Return an exception in a line; for one of memory, "out of memory"."""
+    if isinstance(failure, torch.OutOfMemoryError):
+        return "out of memory"
+    return " ".join(f"{type(failure).__name__}: {failure}".split())[:300]

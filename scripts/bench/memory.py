@@ -1,0 +1,429 @@
+"""Measure what masks cost in memory and time as sequences grow, beside dense masks and FlexAttention.
+
+python scripts/bench/memory.py                        # everything, about 6 minutes on an H200
+python scripts/bench/memory.py --parts mask peak      # about 2 minutes
+python scripts/bench/memory.py --report-only
+
+Four parts. mask: bytes of a mask, 4 K to 1 M tokens. peak: how much attention, forward and backward,
+allocates beyond its inputs (8 heads of 128), its mask included. batch: what a new batch's mask costs until
+attention can start, and what the very first call costs (for FlexAttention: compilation). layer: a Llama-2-7B
+decoder layer with full recompute, attention without a mask beside ours, as in the paper's table of memory.
+Up to 64 causal documents per sequence. Up to 8 K tokens, results are compared before anything counts. Rows
+are appended as they are measured; a later call leaves out what is there. Writes memory.csv, .md and .png. On
+a CPU it can be tried out: --device cpu --lengths 512 1024
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import math
+import statistics
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from cells import TWELVE
+from paper_data import Sample, make_rule, token_arrays
+from provenance import Log, describe, newest_of
+from results import length_name, markdown_table
+
+from paddle_flashmask.masks import registry
+
+if TYPE_CHECKING:
+    import torch
+    from experiment import Device
+
+PARTS = ("mask", "peak", "batch", "layer")
+LENGTHS = [2**power for power in range(12, 21)]
+HEADS, HEAD_DIM = 8, 128
+CHECKED_LENGTH = 8192
+TOLERANCE = 0.02  # of the norm, two bfloat16 implementations
+COLUMNS = ["part", "name", "seqlen", "quantity", "value", "unit", "status", "note"]
+LAYERS = 32  # of Llama-2-7B
+SHOWN_MASKS = ("causal_document", "share_question", "document", "global_sliding_window")
+Rows = Sequence[Mapping[str, str]]
+
+
+def documents(seqlen: int) -> Sample:
+    """Return up to 64 causal documents of equal length."""
+    count = max(1, min(64, seqlen // 1024))
+    lengths = [seqlen // count] * count
+    lengths[-1] += seqlen - sum(lengths)
+    return Sample("causal_document", tuple((length, ()) for length in lengths))
+
+
+def parse_arguments() -> tuple[argparse.Namespace, str]:
+    """Return the arguments, and the command to record."""
+    import experiment
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    experiment.add_arguments(parser, "memory")
+    parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
+    parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS)
+    parser.add_argument(
+        "--flex", action=argparse.BooleanOptionalAction, default=True, help="FlexAttention too"
+    )
+    return experiment.parse(parser, "memory.py")
+
+
+Found = Mapping[str, tuple[float, str]]  # value and unit by quantity
+
+
+class Experiment:
+    """Measures one thing after another; what fails leaves a row that says why."""
+
+    def __init__(self, device: Device, log: Log, flex: bool):
+        self.device, self.log, self.flex = device, log, flex
+
+    def measure(self, part: str, name: str, seqlen: int, act: Callable[[], Found]) -> None:
+        """Add rows, value and unit by quantity, unless there are some. Whatever is raised is a row too."""
+        import torch
+        from experiment import failure_reason
+
+        key = {"part": part, "name": name, "seqlen": seqlen}
+        if self.log.newest(**key):
+            return
+        if name == "flex":
+            torch._dynamo.reset()  # else it gives up compiling after a few lengths
+        try:
+            for quantity, (value, unit) in act().items():
+                self.log.add({**key, "quantity": quantity, "value": value, "unit": unit, "status": "ok"})
+        except Exception as failure:
+            if self.device.name != "cpu":
+                torch.cuda.synchronize()  # raises where the device itself is lost: the run ends
+            self.log.add({**key, "status": "failed", "note": failure_reason(failure)})
+        row = self.log.rows[-1]
+        found = (row[column] for column in ("quantity", "value", "unit", "note"))
+        print(part, name, length_name(seqlen), *found, flush=True)
+        gc.collect()
+        if self.device.name != "cpu":
+            torch.cuda.empty_cache()
+
+    def mask(self, seqlen: int) -> None:
+        """Bytes of masks."""
+
+        def ours() -> Found:
+            sizes = {}
+            for name in TWELVE:
+                indices, _ = registry.make(name, seqlen).to_startend_row_indices()
+                sizes[name] = (0 if indices is None else indices.nbytes, "bytes")
+            return sizes
+
+        def flex() -> Found:  # and of the tokens' document numbers, which its rule reads
+            block_mask, tokens = self.block_mask(documents(seqlen))
+            found = [value for value in vars(block_mask).values() if hasattr(value, "element_size")]
+            size = sum(x.element_size() * x.numel() for x in [*found, tokens["document"]])
+            return {"causal_document": (size, "bytes")}
+
+        self.measure("mask", "ours", seqlen, ours)
+        if self.flex:
+            self.measure("mask", "flex", seqlen, flex)
+
+    def block_mask(self, sample: Sample) -> tuple[Any, dict[str, torch.Tensor]]:
+        """Return FlexAttention's block mask and what its rule reads."""
+        import torch
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        tokens = {name: torch.from_numpy(a).to(self.device.name) for name, a in token_arrays(sample).items()}
+        rule = make_rule(sample.kind, tokens)
+        seqlen = len(tokens["document"])
+        compiled = self.device.name != "cpu"  # uncompiled, it would hold the dense mask
+        return create_block_mask(
+            lambda b, h, i, j: rule(i, j),
+            None,
+            None,
+            seqlen,
+            seqlen,
+            device=self.device.name,
+            _compile=compiled,
+        ), tokens
+
+    def attention(self, name: str, sample: Sample) -> Callable[..., torch.Tensor]:
+        """Return a function from q, k, v [1, S, H, D] to o."""
+        import torch
+        from torch.nn.attention.flex_attention import flex_attention
+        from torch_attention import Attention
+
+        if name == "ours":
+            return Attention(self.device.library, sample.mask, self.device.name)
+        if name == "dense":
+            document = torch.from_numpy(token_arrays(sample)["document"]).to(self.device.name)
+            visible = (document[:, None] == document).tril_()
+
+            def sdpa(*tensors: torch.Tensor) -> torch.Tensor:
+                q, k, v = (x.transpose(1, 2) for x in tensors)
+                out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+                return out.transpose(1, 2)
+
+            return sdpa
+        block_mask, _ = self.block_mask(sample)
+        compiled = torch.compile(flex_attention, dynamic=False)
+
+        def flex(*tensors: torch.Tensor) -> torch.Tensor:
+            q, k, v = (x.transpose(1, 2).contiguous() for x in tensors)
+            return compiled(q, k, v, block_mask=block_mask).transpose(1, 2)
+
+        return flex
+
+    def tensors(self, seqlen: int) -> list[torch.Tensor]:
+        """Return q, k, v with gradients and dout."""
+        made = [self.device.random(1, seqlen, HEADS, HEAD_DIM, seed=seed) for seed in range(4)]
+        return [x.requires_grad_() for x in made[:3]] + made[3:]
+
+    def peak(self, seqlen: int) -> None:
+        """Memory of attention, forward and backward."""
+        import torch
+
+        sample = documents(seqlen)
+        for name in ("ours", "dense", *(("flex",) if self.flex else ())):
+
+            def both(name: str = name) -> Found:
+                *inputs, dout = self.tensors(seqlen)
+                before = self.device.allocated()
+                attend = self.attention(name, sample)
+                self.check(name, attend, sample, inputs)
+
+                def run() -> None:
+                    torch.autograd.grad(attend(*inputs), inputs, dout)
+
+                run()  # compiles what has to be compiled
+                peak = self.device.peak_memory(run) - before
+                milliseconds = statistics.median(self.device.time(run, 3, 0))
+                return {"peak": (peak, "bytes"), "time": (milliseconds, "ms")}
+
+            self.measure("peak", name, seqlen, both)
+
+    def check(
+        self, name: str, attend: Callable[..., Any], sample: Sample, inputs: list[torch.Tensor]
+    ) -> None:
+        """Compare the first head with the definition; raises WrongResultError."""
+        import measure
+        import torch
+
+        q, k, v = (x.detach()[0, :, 0] for x in inputs)
+        if len(q) > CHECKED_LENGTH:
+            return
+        with torch.no_grad():
+            found = attend(*inputs)[0, :, 0].float()
+        expected = measure.reference_head(q, k, v, torch.zeros_like(q), sample.mask)["o"]
+        error = float((found - expected).norm() / expected.norm())
+        if not error <= TOLERANCE:
+            raise measure.WrongResultError(f"{name}: off by {error:.2g} of its norm")
+
+    def batch(self, seqlen: int) -> None:
+        """What a new batch costs before attention can start, and the very first call."""
+        import torch
+
+        q, k, v, _ = (x.detach()[:, :, :1].contiguous() for x in self.tensors(seqlen))
+        lengths = [sum((question, *answers)) for question, answers in documents(seqlen).documents]
+
+        def ours() -> Found:
+            def prepare() -> Any:
+                return self.attention("ours", documents(seqlen))
+
+            first = self.device.time_once(lambda: prepare()(q, k, v))
+            later = statistics.median(self.device.time_once(prepare) for _ in range(5))
+            return {"first call": (first, "ms"), "new mask": (later, "ms"), "documents": (len(lengths), "")}
+
+        def flex() -> Found:
+            from torch.nn.attention.flex_attention import flex_attention
+
+            torch._dynamo.reset()
+            compiled = torch.compile(flex_attention, dynamic=False)
+            heads_first = [x.transpose(1, 2).contiguous() for x in (q, k, v)]
+
+            def prepare() -> Any:
+                return self.block_mask(documents(seqlen))[0]
+
+            block_masks: list[Any] = []
+            creation = self.device.time_once(lambda: block_masks.append(prepare()))
+            with torch.no_grad():
+                call = self.device.time_once(lambda: compiled(*heads_first, block_mask=block_masks[0]))
+            later = statistics.median(self.device.time_once(prepare) for _ in range(3))
+            return {"first call": (creation + call, "ms"), "new mask": (later, "ms")}
+
+        self.measure("batch", "ours", seqlen, ours)
+        if self.flex:
+            self.measure("batch", "flex", seqlen, flex)
+
+    def layer(self, seqlen: int) -> None:
+        """One decoder layer with full recompute: parameters, its input, its peak."""
+        from llama import DecoderLayer, Shape, recomputed, rotary_tables
+
+        shape = Shape.tiny() if self.device.name == "cpu" else Shape()
+        sample = documents(seqlen)
+        for name in ("no mask", "ours"):
+
+            def run(name: str = name) -> Found:
+                layer = DecoderLayer(shape).to(self.device.name, self.device.dtype)
+                tables = rotary_tables(seqlen, shape.head_dim, self.device.name, self.device.dtype)
+                x = self.device.random(1, seqlen, shape.hidden).requires_grad_()
+                attend = _causal_sdpa if name == "no mask" else self.attention("ours", sample)
+                before = self.device.allocated()
+                peak = self.device.peak_memory(lambda: recomputed(layer, x, tables, attend).mean().backward())
+                parameters = sum(p.numel() * p.element_size() for p in layer.parameters())
+                return {
+                    "parameters of a layer": (parameters, "bytes"),
+                    "input of a layer": (x.numel() * x.element_size(), "bytes"),
+                    "peak of a layer": (peak - before, "bytes"),
+                }
+
+            self.measure("layer", name, seqlen, run)
+
+
+def _causal_sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    import torch
+
+    tensors = (x.transpose(1, 2) for x in (q, k, v))
+    return torch.nn.functional.scaled_dot_product_attention(*tensors, is_causal=True).transpose(1, 2)
+
+
+def table_of(rows: Rows, part: str, names: Sequence[str], quantity: str, show: Callable[[float], str]) -> str:
+    """Return lengths against implementations for one quantity; what failed says why."""
+    lengths = sorted({int(row["seqlen"]) for row in rows if row["part"] == part})
+    lines = []
+    for seqlen in lengths:
+        cells = [length_name(seqlen)]
+        for name in names:
+            of_name = [r for r in rows if (r["part"], r["name"], int(r["seqlen"])) == (part, name, seqlen)]
+            failed = next((row["note"] for row in of_name if row["status"] == "failed"), "")
+            value = next((float(row["value"]) for row in of_name if row["quantity"] == quantity), None)
+            cells.append(failed[:40] if value is None else show(value))
+        lines.append(cells)
+    return markdown_table(["tokens", *names], lines) if lines else ""
+
+
+def mebibytes(value: float) -> str:
+    """Bytes as MiB with three digits."""
+    return f"{value / 2**20:.3g}"
+
+
+def values(rows: Rows, part: str, name: str, quantity: str) -> dict[int, float]:
+    """Return one quantity of one implementation by length."""
+    key = (part, name, quantity)
+    found = (row for row in rows if (row["part"], row["name"], row["quantity"]) == key)
+    return {int(row["seqlen"]): float(row["value"]) for row in found}
+
+
+def render(rows: Rows) -> str:
+    """Return everything as a Markdown document."""
+    parts = [
+        "# Memory and the cost of a mask",
+        "Written by scripts/bench/memory.py from the CSV file beside it; peak memory is what torch's "
+        "allocator held at most, in bfloat16. Sequences are up to 64 causal documents of equal length, but for "
+        "the masks of the first table. MiB, unless another unit is named.",
+        describe(rows),
+    ]
+    lengths = sorted({int(row["seqlen"]) for row in rows if row["part"] == "mask"})
+    if lengths:
+        by_mask = {name: values(rows, "mask", "ours", name) for name in TWELVE}
+        flex = values(rows, "mask", "flex", "causal_document")
+        lines = []
+        for n in lengths:
+            ours = [mebibytes(by_mask[name].get(n, math.nan)) for name in SHOWN_MASKS]
+            dense = [mebibytes(n * n), mebibytes(2 * n * n)]
+            lines.append([length_name(n), *ours, *dense, mebibytes(flex[n]) if n in flex else ""])
+        header = ["tokens", *SHOWN_MASKS, "dense boolean", "dense bfloat16", "FlexAttention's blocks"]
+        text = "Dense masks are computed: one or two bytes per element. causal and full need no indices."
+        parts += ["## Bytes of a mask", text, markdown_table(header, lines)]
+    table = table_of(rows, "peak", ("ours", "dense", "flex"), "peak", mebibytes)
+    if table:
+        text = f"One sample, {HEADS} heads of {HEAD_DIM}; beyond q, k, v and the output's gradient. dense: "
+        text += "torch's scaled_dot_product_attention with a boolean mask."
+        parts += ["## Peak memory of attention, forward and backward", text, table]
+        parts += ["Milliseconds:", table_of(rows, "peak", ("ours", "dense", "flex"), "time", "{:.2f}".format)]
+    table = table_of(rows, "batch", ("ours", "flex"), "new mask", "{:.2f}".format)
+    if table:
+        text = "Milliseconds from document lengths to a mask on the device: ours, indices made by NumPy and "
+        text += "copied; FlexAttention's, create_block_mask, compiled before."
+        parts += ["## A new batch", text, table, "The very first call of a process, compilation included:"]
+        parts += [table_of(rows, "batch", ("ours", "flex"), "first call", "{:.1f}".format)]
+    parts += [text for text in (layer_table(rows),) if text]
+    return "\n\n".join(parts) + "\n"
+
+
+def layer_table(rows: Rows) -> str:
+    """Return the paper's table: parameters, activations, one layer's peak, their sum for 32 layers; GiB."""
+    lines = []
+    plain, ours = (values(rows, "layer", name, "peak of a layer") for name in ("no mask", "ours"))
+    sizes = [
+        values(rows, "layer", "ours", what) | values(rows, "layer", "no mask", what)
+        for what in ("parameters of a layer", "input of a layer")
+    ]
+    for n in sorted(plain.keys() | ours.keys()):
+        parts = [LAYERS * size[n] for size in sizes]
+        cells = [length_name(n), *(f"{part / 2**30:.2f}" for part in parts)]
+        for peaks in (plain, ours):
+            found = (peaks[n], sum(parts) + peaks[n]) if n in peaks else ()
+            cells += [f"{size / 2**30:.2f}" for size in found] or ["", ""]
+        lines.append(cells)
+    if not lines:
+        return ""
+    header = ["tokens", "parameters", "activations", "peak of a layer, no mask", "total, no mask"]
+    header += ["peak of a layer, ours", "total, ours"]
+    text = (
+        "## Memory of Llama-2-7B's decoder layers, GiB\n\nOne layer was run, with full recompute; parameters "
+        "(bfloat16, without gradients or optimizer) and activations (the layers' inputs) are those of 32. "
+        "The paper spreads them over 32 cards."
+    )
+    return f"{text}\n\n{markdown_table(header, lines)}"
+
+
+def draw(rows: Rows, path: Path) -> None:
+    """Draw mask bytes, peak memory and the cost of a batch against the length, all axes logarithmic."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    colors = {"ours": "#b5273d", "dense": "#777777", "flex": "#5b8db8"}
+    figure, axes = pyplot.subplots(1, 3, figsize=(13, 4), layout="constrained")
+    lengths = sorted({int(row["seqlen"]) for row in rows if row["part"] == "mask"})
+    axes[0].plot(lengths, [n * n for n in lengths], color=colors["dense"], label="dense, boolean (computed)")
+    panels = [
+        ("mask", "causal_document", "bytes of a mask"),
+        ("peak", "peak", f"peak bytes of attention, {HEADS} heads"),
+        ("batch", "new mask", "ms for a new batch's mask"),
+    ]
+    for axis, (part, quantity, title) in zip(axes, panels, strict=True):
+        for name in ("ours", "dense", "flex"):
+            found = values(rows, part, name, quantity)
+            if found:
+                axis.plot(*zip(*sorted(found.items()), strict=True), ".-", color=colors[name], label=name)
+        axis.set_title(title, fontsize=10)
+        axis.set_xscale("log", base=2)
+        axis.set_yscale("log")
+        axis.set_xlabel("tokens")
+        axis.legend(frameon=False, fontsize=8)
+    figure.suptitle(rows[0]["card"], fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def main() -> None:
+    """Measure, then report."""
+    arguments, command = parse_arguments()
+    if not arguments.report_only:
+        from experiment import Device
+
+        device = Device(arguments, command)
+        experiment = Experiment(device, Log(arguments.csv, COLUMNS, device.run), arguments.flex)
+        for part in arguments.parts:
+            for seqlen in arguments.lengths:
+                getattr(experiment, part)(seqlen)
+    rows = newest_of(Log(arguments.csv, COLUMNS).rows)
+    arguments.markdown.write_text(render(rows))
+    draw(rows, arguments.figure)
+    print(render(rows))
+
+
+if __name__ == "__main__":
+    main()

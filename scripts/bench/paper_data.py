@@ -1,0 +1,199 @@
+"""The paper's random masks for its experiments beside the kernel tables (its appendix). NumPy only.
+
+Latency against sparsity: documents, and questions with answers, at 32K tokens until every bucket of block
+sparsity has its samples. End to end: one question with 1 (SFT, LoRA), 2 (DPO) or 6 (RM) answers per document.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+from itertools import chain
+
+import numpy as np
+
+from paddle_flashmask import masks
+
+Document = tuple[int, tuple[int, ...]]  # tokens of a question and of its answers
+
+BUCKET = 0.05
+DRAWS = 100_000  # then buckets that are still short stay short
+
+
+@dataclass(frozen=True)
+class Sample:
+    """One mask by what it is made of."""
+
+    kind: str  # causal_document, share_question, document
+    documents: tuple[Document, ...]
+
+    @property
+    def mask(self) -> masks.ColumnMask:
+        """The mask."""
+        if self.kind == "share_question":
+            return masks.share_question(self.documents)
+        lengths = [question + sum(answers) for question, answers in self.documents]
+        return masks.document(lengths) if self.kind == "document" else masks.causal_document(lengths)
+
+    @cached_property
+    def rho(self) -> float:
+        """Its block sparsity."""
+        return self.mask.block_sparsity(128)
+
+    @property
+    def hidden(self) -> float:
+        """About the share of hidden elements: a little more than rho, and found much faster."""
+        visible, seqlen = 0.0, 0
+        for question, answers in self.documents:
+            length = question + sum(answers)
+            seqlen += length
+            if self.kind == "share_question":
+                visible += question**2 / 2 + sum(answer * question + answer**2 / 2 for answer in answers)
+            else:
+                visible += length**2 / (1 if self.kind == "document" else 2)
+        return 1 - visible / seqlen**2
+
+
+@dataclass(frozen=True)
+class SparsitySetting:
+    """How the masks of one kind are drawn: numbers of documents, samples wanted, buckets from lowest to 1."""
+
+    documents: tuple[int, int]
+    samples: int
+    lowest: float
+
+    @property
+    def buckets(self) -> int:
+        """How many buckets there are."""
+        return round((1 - self.lowest) / BUCKET)
+
+
+SPARSITY_SETTINGS = {
+    "causal_document": SparsitySetting((2, 20), 182, 0.5),
+    "share_question": SparsitySetting((1, 5), 175, 0.5),
+    "document": SparsitySetting((2, 10), 374, 0.0),
+}
+
+
+def sparsity_samples(kind: str, seqlen: int = 32768, per_bucket: int | None = None) -> list[Sample]:
+    """Draw masks until every bucket is full; those that cannot be filled stay short (the paper's ten
+    documents, for one, cannot hide more than 0.9 of a document mask).
+
+    Args:
+        kind: of SPARSITY_SETTINGS.
+        seqlen: tokens.
+        per_bucket: samples; None: as many as add up to the paper's.
+    """
+    setting = SPARSITY_SETTINGS[kind]
+    rng = np.random.default_rng(0)
+    share, rest = divmod(setting.samples, setting.buckets)
+    room = [per_bucket or share + (bucket < rest) for bucket in range(setting.buckets)]
+    found: list[Sample] = []
+    for _ in range(DRAWS):
+        if not any(room):
+            break
+        lengths = cut(rng, seqlen, int(rng.integers(setting.documents[0], setting.documents[1] + 1)))
+        if kind == "share_question":
+            parts = [cut(rng, length, min(int(rng.integers(3, 8)), length)) for length in lengths]
+            documents = tuple((part[0], tuple(part[1:])) for part in parts)
+        else:
+            documents = tuple((length, ()) for length in lengths)
+        sample = Sample(kind, documents)
+        guess = _bucket(sample.hidden, setting)
+        if any(room[max(guess - 1, 0) : guess + 1]) and room[_bucket(sample.rho, setting)]:
+            room[_bucket(sample.rho, setting)] -= 1
+            found.append(sample)
+    return found
+
+
+def _bucket(rho: float, setting: SparsitySetting) -> int:
+    return min(max(int((rho - setting.lowest) / BUCKET), 0), setting.buckets - 1)
+
+
+def cut(rng: np.random.Generator, total: int, parts: int, minimum: int = 1) -> list[int]:
+    """Cut a length into so many random parts, none shorter than the minimum, uniformly."""
+    spare = total - parts * minimum
+    cuts = np.sort(rng.integers(0, spare + 1, parts - 1))
+    return [minimum + int(size) for size in np.diff(np.concatenate([[0], cuts, [spare]]))]
+
+
+@dataclass(frozen=True)
+class Task:
+    """One way to train: the mask's kind, answers per document, least document and most padding in tokens."""
+
+    kind: str
+    answers: int
+    minimum: int
+    padding: int
+
+
+TASKS = {
+    "sft": Task("causal_document", 1, 128, 128),
+    "lora": Task("causal_document", 1, 128, 128),
+    "dpo": Task("share_question", 2, 128, 128),
+    "rm": Task("share_question", 6, 512, 512),
+}
+TRAINING_SAMPLES, TRAINING_BINS = 240, 10
+
+
+def training_samples(name: str, seqlen: int, count: int = TRAINING_SAMPLES) -> list[Sample]:
+    """Draw the paper's synthetic training data for one task and length; the last document is padding.
+
+    From the 1 to 10 documents (RM: up to 3 to 4 K tokens, 4 to 8 K), each with one question and the task's
+    answers, 10 to 20 % of the question each.
+    """
+    task = TASKS[name]
+    rng = np.random.default_rng([seqlen, task.answers])
+    most = (3 if seqlen <= 4096 else 4) if name == "rm" and seqlen <= 8192 else 10
+    samples = []
+    for _ in range(count):
+        padding = int(rng.integers(0, min(task.padding, seqlen // 4) + 1))
+        fitting = max(1, (seqlen - padding) // task.minimum)
+        number = int(rng.integers(1, min(most, fitting) + 1))
+        lengths = cut(rng, seqlen - padding, number, min(task.minimum, (seqlen - padding) // number))
+        documents = [_split(rng, length, task.answers) for length in lengths]
+        if padding:
+            documents.append((padding, ()))
+        samples.append(Sample(task.kind, tuple(documents)))
+    return samples
+
+
+def _split(rng: np.random.Generator, length: int, answers: int) -> Document:
+    low, high = (share * length / (1 + share * answers) for share in (0.1, 0.2))
+    sizes = tuple(max(1, int(rng.uniform(low, high))) for _ in range(answers))
+    return length - sum(sizes), sizes
+
+
+def binned(samples: list[Sample], bins: int = TRAINING_BINS) -> list[tuple[Sample, int]]:
+    """Put samples into bins of equal width of sparsity; each bin's middle one, and how many it stands for."""
+    ordered = sorted(samples, key=lambda sample: sample.hidden)
+    low, high = ordered[0].hidden, ordered[-1].hidden
+    width = (high - low) / bins or 1.0
+    found: dict[int, list[Sample]] = {}
+    for sample in ordered:
+        found.setdefault(min(int((sample.hidden - low) / width), bins - 1), []).append(sample)
+    return [(members[len(members) // 2], len(members)) for members in found.values()]
+
+
+def token_arrays(sample: Sample) -> dict[str, np.ndarray]:
+    """Per token: the number of its document, and of its answer (0 in the question), int32 ``[S]``."""
+    documents = [(question, *answers) for question, answers in sample.documents]
+    answers = chain.from_iterable(np.repeat(np.arange(len(parts)), parts) for parts in documents)
+    lengths = [sum(parts) for parts in documents]
+    return {
+        "document": np.repeat(np.arange(len(lengths)), lengths).astype(np.int32),
+        "answer": np.fromiter(answers, np.int32, sum(lengths)),
+    }
+
+
+def make_rule(kind: str, tokens: dict[str, object]) -> Callable[..., object]:
+    """Return when row i sees column j, as FlexAttention takes it; of what token_arrays returned."""
+    document, answer = tokens["document"], tokens["answer"]
+    if kind == "document":
+        return lambda i, j: document[i] == document[j]
+    if kind == "causal_document":
+        return lambda i, j: (document[i] == document[j]) & (j <= i)
+    return lambda i, j: (
+        (document[i] == document[j]) & (j <= i) & ((answer[j] == 0) | (answer[i] == answer[j]))
+    )

@@ -1,0 +1,123 @@
+"""Where numbers come from, and a CSV of them that grows row by row. No torch."""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import datetime
+import shlex
+import subprocess
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, fields
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from cells import ROOT, Run, hash_sources
+
+UNRECORDED = ("csv", "markdown", "figure", "charts", "resume", "commit", "library")
+RUN_COLUMNS = [field.name for field in fields(Run)]
+
+
+def git_commit() -> str:
+    """Return the commit of the checkout, marked when files differ from it; "unknown" without git."""
+    try:
+        git = partial(subprocess.run, cwd=ROOT, capture_output=True, text=True, check=True)
+        changed = git(["git", "status", "--porcelain", "--untracked-files=no"]).stdout
+        return git(["git", "rev-parse", "--short", "HEAD"]).stdout.strip() + (" changed" if changed else "")
+    except (OSError, subprocess.CalledProcessError):
+        return "unknown"
+
+
+def recorded_command(script: str, parser: argparse.ArgumentParser, arguments: argparse.Namespace) -> str:
+    """Return the command that repeats a measurement, without options that do not change it."""
+    command = ["python", f"scripts/bench/{script}"]
+    for name, value in vars(arguments).items():
+        if name not in UNRECORDED and value != parser.get_default(name):
+            values = [] if value is True else value if isinstance(value, list) else [value]
+            command += [f"--{name.replace('_', '-')}", *map(str, values)]
+    return shlex.join(command)
+
+
+def make_run(kernels: str, card: str, driver: str, torch: str, command: str, commit: str | None) -> Run:
+    """Return this process's provenance; git is asked for the commit when there is none."""
+    return Run(
+        started=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        kernels=kernels,
+        sources=hash_sources(kernels),
+        commit=commit or git_commit(),
+        card=card,
+        driver=driver,
+        torch=torch,
+        command=command,
+    )
+
+
+class Log:
+    """A CSV file: a run's provenance, then columns of one's own, all text. Each row is on disk at once.
+
+    ``run`` None: for reading only. Raises ValueError when the file has other columns.
+    """
+
+    def __init__(self, path: Path, columns: Sequence[str], run: Run | None = None):
+        self.path, self.columns, self.run = path, list(columns), run
+        self.rows: list[dict[str, str]] = []
+        if path.exists():
+            with path.open(newline="") as file:
+                reader = csv.DictReader(file)
+                if list(reader.fieldnames or ()) != RUN_COLUMNS + self.columns:
+                    expected = ", ".join(RUN_COLUMNS + self.columns)
+                    raise ValueError(f"{path}: expected the columns {expected}")
+                self.rows = list(reader)
+
+    def newest(self, **wanted: Any) -> dict[str, str] | None:
+        """Return the last row with these values, of the run's sources and card; None: there is none."""
+        assert self.run is not None, "see Log"
+        wanted = {**wanted, "sources": self.run.sources, "card": self.run.card}
+        texts = {name: _text(value) for name, value in wanted.items()}
+        return next(
+            (row for row in reversed(self.rows) if all(row[name] == text for name, text in texts.items())),
+            None,
+        )
+
+    def add(self, values: Mapping[str, Any]) -> None:
+        """Append a row; columns without a value stay empty."""
+        assert self.run is not None, "see Log"
+        unknown = set(values) - set(self.columns)
+        assert not unknown, f"no such columns: {unknown}"
+        new = not self.path.exists()
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        row = dict.fromkeys(RUN_COLUMNS + self.columns, "")
+        row |= {name: _text(value) for name, value in {**asdict(self.run), **values}.items()}
+        with self.path.open("a", newline="") as file:
+            writer = csv.DictWriter(file, list(row), lineterminator="\n")
+            if new:
+                writer.writeheader()
+            writer.writerow(row)
+        self.rows.append(row)
+
+
+def _text(value: Any) -> str:
+    return f"{value:.6g}" if isinstance(value, float) else str(value)
+
+
+def newest_of(rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
+    """Return the rows of the newest card and sources."""
+    if not rows:
+        return []
+    newest = max(rows, key=lambda row: row["started"])
+    return [row for row in rows if (row["card"], row["sources"]) == (newest["card"], newest["sources"])]
+
+
+def describe(rows: Sequence[Mapping[str, str]]) -> str:
+    """Return where rows come from as a Markdown list."""
+
+    def distinct(name: str) -> str:
+        return ", ".join(dict.fromkeys(row[name] for row in rows))
+
+    lines = [f"- {distinct('card')}, driver {distinct('driver')}, torch {distinct('torch')}"]
+    lines += [f"- kernels {distinct('kernels')}, sources {distinct('sources')}, commit {distinct('commit')}"]
+    starts = sorted(row["started"] for row in rows)
+    lines += [f"- runs of {' to '.join(dict.fromkeys((starts[0], starts[-1])))}"]
+    lines += [f"- `{command}`" for command in dict.fromkeys(row["command"] for row in rows)]
+    return "\n".join(lines)

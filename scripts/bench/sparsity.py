@@ -1,0 +1,204 @@
+"""Measure latency against block sparsity: it must fall along a line.
+
+python scripts/bench/sparsity.py                   # all of the paper's samples, 2 to 3 minutes on an H200
+python scripts/bench/sparsity.py --per-bucket 4    # half a minute
+python scripts/bench/sparsity.py --report-only
+
+The paper's setting: bfloat16, one sample of 32 K tokens, 32 heads of 128, forward and backward, causal
+documents, shared questions and documents, drawn until every bucket of 0.05 of sparsity has its samples. Their
+order is random, so that a card that slows down bends no line. One sample per bucket is compared with the
+definition first. Rows are appended as they are measured; a later call leaves out what is there. Writes
+sparsity.csv, .md and .png. On a CPU it can be tried out: --device cpu --seqlen 2048 --heads 2 --per-bucket 1
+"""
+
+from __future__ import annotations
+
+import argparse
+import random
+import statistics
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+import numpy as np
+from paper_data import BUCKET, SPARSITY_SETTINGS, Sample, sparsity_samples
+from provenance import Log, describe, newest_of
+from results import markdown_table
+
+COLUMNS = ["mask", "seqlen", "heads", "head_dim", "sample", "rho", "checked", "milliseconds", "forward"]
+LINEAR_BAR = 0.99
+COLORS = {"causal_document": "#b5273d", "share_question": "#5b8db8", "document": "#e0a458"}
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line through (1 - rho, milliseconds), and how well it fits."""
+
+    intercept: float
+    slope: float
+    r_squared: float
+    worst: float  # residual relative to the line's value at the full mask
+
+    def at(self, rho: float) -> float:
+        """Milliseconds at a sparsity."""
+        return self.intercept + self.slope * (1 - rho)
+
+
+def fit(rhos: Sequence[float], milliseconds: Sequence[float]) -> Line:
+    """Fit a line by least squares."""
+    x, y = 1 - np.asarray(rhos), np.asarray(milliseconds)
+    slope, intercept = np.polyfit(x, y, 1)
+    residuals = y - (intercept + slope * x)
+    r_squared = 1 - residuals.var() / y.var()
+    worst = float(np.abs(residuals).max() / (intercept + slope))
+    return Line(float(intercept), float(slope), float(r_squared), worst)
+
+
+def parse_arguments() -> tuple[argparse.Namespace, str]:
+    """Return the arguments, and the command to record."""
+    import experiment
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    experiment.add_arguments(parser, "sparsity")
+    kinds = list(SPARSITY_SETTINGS)
+    parser.add_argument("--masks", nargs="+", default=kinds, choices=kinds)
+    parser.add_argument("--per-bucket", type=int, help="samples; default: the paper's 182, 175, 374 in all")
+    parser.add_argument("--seqlen", type=int, default=32768)
+    parser.add_argument("--heads", type=int, default=32)
+    parser.add_argument("--head-dim", type=int, default=128)
+    parser.add_argument("--repetitions", type=int, default=5, help="after one warm-up; the median counts")
+    return experiment.parse(parser, "sparsity.py")
+
+
+def run(arguments: argparse.Namespace, command: str) -> None:
+    """Measure what is left."""
+    import measure
+    from experiment import Device
+    from torch_attention import Attention
+
+    device = Device(arguments, command)
+    log = Log(arguments.csv, COLUMNS, device.run)
+    shape = {"seqlen": arguments.seqlen, "heads": arguments.heads, "head_dim": arguments.head_dim}
+    q, k, v, dout = (device.random(1, *shape.values(), seed=seed) for seed in range(4))
+    samples: list[tuple[int, Sample, bool]] = []
+    for kind in arguments.masks:
+        seen: set[int] = set()
+        for number, sample in enumerate(sparsity_samples(kind, arguments.seqlen, arguments.per_bucket)):
+            bucket = int(sample.rho / BUCKET)
+            samples.append((number, sample, bucket not in seen))
+            seen.add(bucket)
+    random.Random(0).shuffle(samples)
+    for count, (number, sample, to_check) in enumerate(samples):
+        key = {"mask": sample.kind, "sample": number, "rho": sample.rho, **shape}
+        if log.newest(**key):
+            continue
+        attention = Attention(device.library, sample.mask, device.name)
+        out, lse = attention.forward(q, k, v)
+        saved = (q, k, v, out, lse)
+        if to_check:
+            gradients = dict(zip(("dq", "dk", "dv"), attention.backward(saved, dout), strict=True))
+            reference = measure.reference_heads([q, k, v, dout], sample.mask)
+            measure.check({"o": out, "lse": lse, **gradients}, reference)  # raises: nothing is worth timing
+
+        def both(attention: Attention = attention, saved: tuple = saved) -> None:
+            attention.forward(q, k, v)
+            attention.backward(saved, dout)
+
+        total = statistics.median(device.time(both, arguments.repetitions))
+        forward = device.time(lambda attention=attention: attention.forward(q, k, v), 3)
+        times = {"milliseconds": total, "forward": statistics.median(forward)}
+        log.add({**key, "checked": "yes" if to_check else "", **times})
+        if count % 20 == 0:
+            print(
+                f"{count + 1} of {len(samples)}: {sample.kind} rho {sample.rho:.3f} {total:.2f} ms",
+                flush=True,
+            )
+
+
+Rows = Sequence[Mapping[str, str]]
+
+
+def render(rows: Rows) -> str:
+    """Return the lines as a Markdown document."""
+    table = []
+    for kind, of_kind in by_mask(rows).items():
+        rhos = [float(row["rho"]) for row in of_kind]
+        line = fit(rhos, [float(row["milliseconds"]) for row in of_kind])
+        checked = sum(bool(row["checked"]) for row in of_kind)
+        formula = f"{line.intercept:.2f} + {line.slope:.2f} (1 - rho)"
+        cells = [kind, str(len(of_kind)), str(SPARSITY_SETTINGS[kind].samples)]
+        cells += [f"{min(rhos):.2f} to {max(rhos):.2f}", formula, f"{line.r_squared:.5f}"]
+        cells += [f"{100 * line.worst:.2f} %", str(checked)]
+        table.append([*cells, "met" if line.r_squared > LINEAR_BAR else "NOT met"])
+    header = ["mask", "samples", "paper's", "rho", "milliseconds", "R²", "worst residual", "checked"]
+    first = rows[0]
+    text = (
+        "Written by scripts/bench/sparsity.py from the CSV file beside it. Forward and backward of one "
+        f"sample of {first['seqlen']} tokens, {first['heads']} heads of {first['head_dim']}, what is done with "
+        "the mask included, each repetition with a cold L2. The worst residual is relative to the line's value "
+        "at rho = 0. The checked samples, one per bucket of 0.05, were compared with the definition first. "
+        "Buckets that the paper's numbers of documents cannot reach (above 0.9 for documents) are empty."
+    )
+    table_text = markdown_table([*header, f"R² > {LINEAR_BAR}"], table)
+    return "\n\n".join(["# Latency against sparsity", text, describe(rows), table_text]) + "\n"
+
+
+def by_mask(rows: Rows) -> dict[str, list[Mapping[str, str]]]:
+    """Return the rows of each mask that has at least three."""
+    found: dict[str, list[Mapping[str, str]]] = {}
+    for row in rows:
+        found.setdefault(row["mask"], []).append(row)
+    return {kind: found[kind] for kind in SPARSITY_SETTINGS if len(found.get(kind, [])) > 2}
+
+
+def draw(rows: Rows, path: Path) -> None:
+    """Draw samples and lines, and residuals below."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    figure, (top, bottom) = pyplot.subplots(
+        2, 1, figsize=(8, 7), height_ratios=(3, 1), sharex=True, layout="constrained"
+    )
+    for kind, of_kind in by_mask(rows).items():
+        rhos = np.array([float(row["rho"]) for row in of_kind])
+        times = np.array([float(row["milliseconds"]) for row in of_kind])
+        line = fit(rhos, times)
+        ends = np.array([rhos.min(), rhos.max()])
+        fitted = line.intercept + line.slope * (1 - rhos)
+        label = f"{kind}: R² = {line.r_squared:.4f}, {len(rhos)} samples"
+        top.plot(rhos, times, ".", color=COLORS[kind], label=label, alpha=0.6)
+        top.plot(ends, [line.at(rho) for rho in ends], color=COLORS[kind], linewidth=1)
+        bottom.plot(rhos, times - fitted, ".", color=COLORS[kind], alpha=0.6)
+    top.set_ylabel("forward + backward, ms")
+    top.set_ylim(bottom=0)
+    top.legend(frameon=False)
+    bottom.axhline(0, color="black", linewidth=0.5)
+    bottom.set_ylabel("residual, ms")
+    bottom.set_xlabel("block sparsity")
+    top.set_title(f"{rows[0]['card']}: {rows[0]['seqlen']} tokens, {rows[0]['heads']} heads", fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def main() -> None:
+    """Measure, then report."""
+    arguments, command = parse_arguments()
+    if not arguments.report_only:
+        run(arguments, command)
+    rows = newest_of(Log(arguments.csv, COLUMNS).rows)
+    arguments.markdown.write_text(render(rows))
+    draw(rows, arguments.figure)
+    print(render(rows))
+
+
+if __name__ == "__main__":
+    main()
