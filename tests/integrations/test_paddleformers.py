@@ -7,6 +7,7 @@ for other classes than those tested here, so empty classes stand in for it while
 import importlib
 import importlib.abc
 import importlib.machinery
+import json
 import sys
 import types
 import warnings
@@ -19,10 +20,14 @@ from hypothesis import strategies as st
 pytest.importorskip("paddleformers", reason="needs PaddleFormers: bash scripts/setup_env.sh formers")
 
 import paddle
+import tokenizers
+from paddleformers.cli.train.tuner import run_tuner
 from paddleformers.nn.attention.interface import AttentionInterface
 from paddleformers.peft import LoRAConfig, LoRAModel
 from paddleformers.trainer import Trainer, TrainingArguments
 from paddleformers.transformers import PretrainedModel, masking_utils
+from tokenizers import models, pre_tokenizers
+from transformers import PreTrainedTokenizerFast
 
 from paddle_flashmask import masks
 from paddle_flashmask.integrations import paddleformers as integration
@@ -372,6 +377,64 @@ def test_the_trainer_takes_packed_sequences(tmp_path):
         ).train()
     assert registration.calls == 3 * LAYERS
     assert any(not np.array_equal(before[name], p.numpy()) for name, p in model.named_parameters())
+
+
+@pytest.fixture(scope="module")
+def model_folder(tmp_path_factory):
+    """A small Llama with a tokenizer of single bytes, and questions and answers in PaddleFormers' JSONL."""
+    folder = tmp_path_factory.mktemp("model")
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
+    vocabulary = {token: i for i, token in enumerate([*special.values(), *alphabet])}
+    bytes_only = tokenizers.Tokenizer(models.BPE(vocabulary, []))
+    bytes_only.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer = PreTrainedTokenizerFast(tokenizer_object=bytes_only, **special)
+    tokenizer.chat_template = (
+        "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}"
+        "{% if m['role'] == 'assistant' %}</s>{% endif %}{% endfor %}"
+    )
+    tokenizer.save_pretrained(folder)
+    special_ids = {"bos_token_id": 0, "eos_token_id": 1, "pad_token_id": 3}
+    build("llama", vocab_size=len(tokenizer), max_position_embeddings=256, **special_ids).save_pretrained(
+        str(folder)
+    )
+    turns = [[("user", f"What is {i} + {i}?"), ("assistant", f"It is {2 * i}.")] for i in range(40)]
+    rows = [{"messages": [{"role": r, "content": c} for r, c in dialogue]} for dialogue in turns]
+    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder
+
+
+@pytest.mark.parametrize("fine_tuning", ["full", "LoRA"])
+def test_paddleformers_own_command(model_folder, tmp_path, fine_tuning):
+    """What `paddleformers-cli train` runs: their data, packing, masks and trainer, and one switch of ours."""
+    data = str(model_folder / "data.jsonl")
+    settings = {
+        "stage": "SFT",
+        "fine_tuning": fine_tuning,
+        "model_name_or_path": str(model_folder),
+        **{f"{part}_dataset_type": "messages" for part in ("train", "eval")},
+        **{f"{part}_dataset_path": data for part in ("train", "eval")},
+        **{f"{part}_dataset_prob": "1.0" for part in ("train", "eval")},
+        "template_backend": "jinja",
+        "packing": True,
+        "max_seq_len": 256,
+        "device": "cpu",
+        "amp_master_grad": False,
+        "per_device_train_batch_size": 1,
+        "max_steps": 3,
+        "learning_rate": 1e-2,
+        "logging_steps": 1,
+        "save_strategy": "no",
+        "do_train": True,
+    }
+    losses = {}
+    for implementation in ("eager", "flashmask"):
+        output = tmp_path / implementation
+        with integration.register() as registration:
+            run_tuner({**settings, "_attn_implementation": implementation, "output_dir": str(output)})
+        losses[implementation] = json.loads((output / "train_results.json").read_text())["train_loss"]
+    assert registration.calls == 3 * LAYERS
+    assert losses["flashmask"] == pytest.approx(losses["eager"], rel=1e-5)
 
 
 # Sliding windows.
