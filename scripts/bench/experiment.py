@@ -105,6 +105,12 @@ class Device:
         job()
         return torch.cuda.max_memory_allocated()
 
+    def time_and_peak(self, job: Callable[[], Any]) -> tuple[float, int]:
+        """Run a job once; return its milliseconds and how many bytes torch held at most."""
+        milliseconds: list[float] = []
+        peak = self.peak_memory(lambda: milliseconds.append(self.time_once(job)))
+        return milliseconds[0], peak
+
     def random(self, *shape: int, seed: int = 0) -> torch.Tensor:
         """Return normal values."""
         generator = torch.Generator(self.name).manual_seed(seed)

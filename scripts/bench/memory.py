@@ -317,8 +317,8 @@ def render(rows: Rows) -> str:
     parts = [
         "# Memory and the cost of a mask",
         "Written by scripts/bench/memory.py from the CSV file beside it; peak memory is what torch's "
-        "allocator held at most, in bfloat16. Sequences are up to 64 causal documents of equal length, but for "
-        "the masks of the first table. MiB, unless another unit is named.",
+        "allocator held at most, in bfloat16. Sequences are up to 64 causal documents of equal length, but "
+        "for the masks of the first table. MiB, unless another unit is named.",
         describe(rows),
     ]
     lengths = sorted({int(row["seqlen"]) for row in rows if row["part"] == "mask"})

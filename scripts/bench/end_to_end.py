@@ -1,0 +1,349 @@
+"""Measure training steps of Llama-2-7B's decoder layers on the paper's synthetic data, beside dense masks.
+
+python scripts/bench/end_to_end.py                               # about 6 minutes on an H200
+python scripts/bench/end_to_end.py --bins 3 --tasks sft dpo      # about 2 minutes
+python scripts/bench/end_to_end.py --methods ours flex --lengths 65536 131072
+python scripts/bench/end_to_end.py --report-only
+
+A few layers (--layers) stand for the model: random weights, bfloat16, full recompute, AdamW; sft, dpo and rm
+train all weights, lora thin ones. dpo and rm run one sequence of questions with their answers per step, without
+the reference model or the losses of those tasks. A step takes a new mask, so preparing it counts: ours its
+indices, FlexAttention its blocks, the dense ones their matrix. Of each task's 240 samples one per bin of
+sparsity is run, and counts as often as its bin has samples. Attention is compared with the definition first,
+per length, method and kind of mask. Rows are appended as they are measured; a later call leaves out what is
+there. What runs out of memory is a row too. Writes end_to_end.csv, .md and .png. On a CPU it can be tried out:
+--device cpu --lengths 512 --bins 2
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import sys
+from collections.abc import Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from paper_data import TASKS, Sample, binned, make_rule, token_arrays, training_samples
+from provenance import Log, describe, newest_of
+from results import length_name, markdown_table
+
+if TYPE_CHECKING:
+    import torch
+    from experiment import Device
+    from llama import Attend, Shape
+
+METHODS = ("ours", "flex", "dense", "vanilla")
+LABELS = {
+    "ours": "paddle_flashmask",
+    "flex": "FlexAttention",
+    "dense": "SDPA, dense mask",
+    "vanilla": "vanilla attention",
+}
+COLORS = {"ours": "#b5273d", "flex": "#5b8db8", "dense": "#777777", "vanilla": "#c9c9c9"}
+LENGTHS = [4096, 8192, 16384, 32768]
+TOLERANCE = 0.02  # of the norm, bfloat16 throughout
+COLUMNS = ["task", "seqlen", "layers", "method", "bins", "bin", "rho", "weight"]
+COLUMNS += ["seconds", "peak_bytes", "status", "note"]
+Rows = Sequence[Mapping[str, str]]
+
+
+def parse_arguments() -> tuple[argparse.Namespace, str]:
+    """Return the arguments, and the command to record."""
+    import experiment
+
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    experiment.add_arguments(parser, "end_to_end")
+    parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
+    parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
+    parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS)
+    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--bins", type=int, default=10, help="of sparsity; one step of each is run")
+    return experiment.parse(parser, "end_to_end.py")
+
+
+class Methods:
+    """Attention q, k, v ``[B, S, H, D]`` to o under a new mask per step, in four ways, at one length."""
+
+    def __init__(self, device: Device, seqlen: int, kind: str):
+        import torch
+        from torch.nn.attention.flex_attention import flex_attention
+
+        self.device, self.seqlen = device, seqlen
+        # The rule reads the same tensors all the time: nothing is compiled anew for a new mask.
+        self.tokens = {
+            name: torch.zeros(seqlen, dtype=torch.int32, device=device.name)
+            for name in ("document", "answer")
+        }
+        rule = make_rule(kind, self.tokens)
+        self.rule = rule
+        self.mask_mod = lambda b, h, i, j: rule(i, j)
+        self.flex = torch.compile(flex_attention, dynamic=False)
+
+    def make(self, name: str, sample: Sample) -> Attend:
+        """Prepare a mask; return the attention under it."""
+        import torch
+        from torch_attention import Attention
+
+        if name == "ours":
+            return Attention(self.device.library, sample.mask, self.device.name)
+        for key, array in token_arrays(sample).items():
+            self.tokens[key].copy_(torch.from_numpy(array))
+        if name == "flex":
+            return self._make_flex()
+        index = torch.arange(self.seqlen, device=self.device.name)
+        visible = self.rule(index[:, None], index)
+        return self._make_sdpa(visible) if name == "dense" else self._make_vanilla(visible)
+
+    def _make_flex(self) -> Attend:
+        from torch.nn.attention.flex_attention import create_block_mask
+
+        block_mask = create_block_mask(
+            *(self.mask_mod, None, None, self.seqlen, self.seqlen),
+            device=self.device.name,
+            _compile=self.device.name != "cpu",  # uncompiled, it would hold the dense mask
+        )
+
+        def attend(*tensors: torch.Tensor) -> torch.Tensor:
+            q, k, v = (x.transpose(1, 2).contiguous() for x in tensors)
+            return self.flex(q, k, v, block_mask=block_mask).transpose(1, 2)
+
+        return attend
+
+    def _make_sdpa(self, visible: torch.Tensor) -> Attend:
+        import torch
+
+        def attend(*tensors: torch.Tensor) -> torch.Tensor:
+            q, k, v = (x.transpose(1, 2) for x in tensors)
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+            return out.transpose(1, 2)
+
+        return attend
+
+    def _make_vanilla(self, visible: torch.Tensor) -> Attend:
+        import torch
+
+        bias = torch.zeros(visible.shape, dtype=self.device.dtype, device=self.device.name)
+        bias.masked_fill_(~visible, -torch.inf)
+
+        def attend(*tensors: torch.Tensor) -> torch.Tensor:
+            q, k, v = (x.transpose(1, 2) for x in tensors)
+            scores = (q @ k.transpose(2, 3)).mul_(q.shape[3] ** -0.5)
+            return (torch.softmax(scores + bias, -1) @ v).transpose(1, 2)
+
+        return attend
+
+
+def check(device: Device, shape: Shape, attend: Attend, sample: Sample, seqlen: int) -> None:
+    """Compare the last head's output and gradients with the definition; raises WrongResultError."""
+    import measure
+    import torch
+
+    sizes = (1, seqlen, shape.heads, shape.head_dim)
+    *inputs, dout = (device.random(*sizes, seed=seed) for seed in range(4))
+    inputs = [x.requires_grad_() for x in inputs]
+    out = attend(*inputs)
+    found = dict(zip(("dq", "dk", "dv"), torch.autograd.grad(out, inputs, dout), strict=True))
+    found["o"] = out.detach()
+    heads = [x.detach()[0, :, -1] for x in (*inputs, dout)]
+    expected = measure.reference_head(*heads, sample.mask)
+    for name, value in found.items():
+        error = float((value[0, :, -1].float() - expected[name]).norm() / expected[name].norm())
+        if not error <= TOLERANCE:
+            raise measure.WrongResultError(f"{name}: off by {error:.2g} of its norm")
+
+
+class Trainer:
+    """A few layers and their optimizer."""
+
+    def __init__(self, device: Device, shape: Shape, layers: int, seqlen: int, lora: bool):
+        import torch
+        from llama import DecoderLayer, rotary_tables
+
+        torch.manual_seed(0)
+        self.device = device
+        with torch.device(device.name):
+            self.layers = [DecoderLayer(shape, lora).to(device.dtype) for _ in range(layers)]
+        weights = [p for layer in self.layers for p in layer.parameters() if p.requires_grad]
+        self.optimizer = torch.optim.AdamW(weights, lr=1e-5, fused=True)
+        self.tables = rotary_tables(seqlen, shape.head_dim, device.name, device.dtype)
+        self.x = device.random(1, seqlen, shape.hidden).requires_grad_()
+
+    def step(self, methods: Methods, method: str, sample: Sample) -> None:
+        """One step with a new mask."""
+        from llama import recomputed
+
+        attend = methods.make(method, sample)
+        x = self.x
+        for layer in self.layers:
+            x = recomputed(layer, x, self.tables, attend)
+        x.float().square().mean().backward()
+        self.optimizer.step()
+        self.optimizer.zero_grad()
+        self.x.grad = None
+
+
+def run(arguments: argparse.Namespace, command: str) -> None:
+    """Measure what is left."""
+    import torch
+    from experiment import Device
+    from llama import Shape
+
+    device = Device(arguments, command)
+    log = Log(arguments.csv, COLUMNS, device.run)
+    shape = Shape.tiny() if device.name == "cpu" else Shape()
+    for seqlen in arguments.lengths:
+        for task in arguments.tasks:
+            samples = binned(training_samples(task, seqlen), arguments.bins)
+            for method in arguments.methods:
+                key = {"task": task, "seqlen": seqlen, "layers": arguments.layers, "method": method}
+                key["bins"] = arguments.bins
+                left = [i for i in range(len(samples)) if log.newest(**key, bin=i) is None]
+                if left and not _failed(log, key):
+                    torch._dynamo.reset()
+                    _measure(device, shape, log, key, [(i, *samples[i]) for i in left])
+                gc.collect()
+                if device.name != "cpu":
+                    torch.cuda.empty_cache()
+
+
+def _failed(log: Log, key: Mapping[str, Any]) -> bool:
+    return log.newest(**key, status="failed") is not None
+
+
+def _measure(
+    device: Device, shape: Shape, log: Log, key: Mapping[str, Any], samples: list[tuple[int, Sample, int]]
+) -> None:
+    """Check, warm up and time one method; what is raised ends it with a row."""
+    import torch
+    from experiment import failure_reason
+
+    number, sample, weight = samples[0]
+    where = f"{key['task']} {length_name(key['seqlen'])} {key['method']}"
+    try:
+        methods = Methods(device, key["seqlen"], sample.kind)
+        check(device, shape, methods.make(key["method"], sample), sample, key["seqlen"])
+        trainer = Trainer(device, shape, key["layers"], key["seqlen"], lora=key["task"] == "lora")
+        trainer.step(methods, key["method"], sample)
+        for number, sample, weight in samples:
+            step = lambda sample=sample: trainer.step(methods, key["method"], sample)  # noqa: E731
+            milliseconds: list[float] = []
+            peak = device.peak_memory(lambda step=step: milliseconds.append(device.time_once(step)))
+            values = {"bin": number, "rho": sample.rho, "weight": weight, "status": "ok"}
+            log.add({**key, **values, "seconds": milliseconds[0] / 1e3, "peak_bytes": peak})
+            print(
+                f"{where}, rho {sample.rho:.2f}: {milliseconds[0]:.0f} ms, {peak / 2**30:.1f} GiB", flush=True
+            )
+    except Exception as failure:
+        if device.name != "cpu":
+            torch.cuda.synchronize()  # raises where the device itself is lost: the run ends
+        values = {"bin": number, "rho": sample.rho, "weight": weight, "status": "failed"}
+        log.add({**key, **values, "note": failure_reason(failure)})
+        print(f"{where}: {failure_reason(failure)}", flush=True)
+
+
+def rates(rows: Rows, task: str, method: str) -> dict[int, tuple[float, float]]:
+    """Return tokens/s, samples weighted as their bins, and the highest peak in GiB, by length."""
+    found: dict[int, tuple[float, float]] = {}
+    for seqlen in sorted({int(row["seqlen"]) for row in rows}):
+        ours = [r for r in rows if (r["task"], r["method"], int(r["seqlen"])) == (task, method, seqlen)]
+        if ours and all(row["status"] == "ok" for row in ours):
+            weights = [int(row["weight"]) for row in ours]
+            seconds = sum(w * float(row["seconds"]) for w, row in zip(weights, ours, strict=True))
+            peak = max(int(row["peak_bytes"]) for row in ours)
+            found[seqlen] = (seqlen * sum(weights) / seconds, peak / 2**30)
+    return found
+
+
+def render(rows: Rows) -> str:
+    """Return everything as a Markdown document."""
+    parts = [
+        "# End to end",
+        "Written by scripts/bench/end_to_end.py from the CSV file beside it; its --help says what a step is. "
+        "bfloat16, one sequence a step, full recompute. Our kernels are driven from torch, like the others: no "
+        "CUDA build of Paddle on PyPI has Hopper code. In brackets: how many times as fast ours is.",
+        describe(rows),
+    ]
+    layers = sorted({int(row["layers"]) for row in rows})
+    for count in layers:
+        for task in TASKS:
+            here = [row for row in rows if (row["task"], int(row["layers"])) == (task, count)]
+            table = _task_table(here, task)
+            if table:
+                how = "LoRA" if task == "lora" else "all weights"
+                parts += [f"## {task}, {count} layers of Llama-2-7B, {how}", table]
+    return "\n\n".join(parts) + "\n"
+
+
+def _task_table(rows: Rows, task: str) -> str:
+    by_method = {method: rates(rows, task, method) for method in METHODS}
+    lines = []
+    for seqlen in sorted({int(row["seqlen"]) for row in rows}):
+        cells = [length_name(seqlen)]
+        own = by_method["ours"].get(seqlen)
+        for method in METHODS:
+            found = by_method[method].get(seqlen)
+            failed = [r for r in rows if (r["method"], int(r["seqlen"])) == (method, seqlen) and r["note"]]
+            if found is None:
+                cells += [failed[0]["note"][:40] if failed else "", ""]
+                continue
+            gain = f" ({own[0] / found[0]:.2f})" if own and method != "ours" else ""
+            cells += [f"{found[0]:,.0f}{gain}", f"{found[1]:.1f}"]
+        lines.append(cells)
+    header = ["tokens"]
+    for method in METHODS:
+        header += [f"{LABELS[method]}, tokens/s", "peak GiB"]
+    return markdown_table(header, lines) if lines else ""
+
+
+def draw(rows: Rows, path: Path) -> None:
+    """Draw tokens/s and peak memory against the length, a column per task."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    tasks = [task for task in TASKS if any(row["task"] == task for row in rows)]
+    figure, axes = pyplot.subplots(
+        2, len(tasks), figsize=(3.4 * len(tasks), 6), squeeze=False, sharex=True, layout="constrained"
+    )
+    for column, task in enumerate(tasks):
+        for method in METHODS:
+            found = rates(rows, task, method)
+            for line, axis in enumerate(axes[:, column]):
+                if found:
+                    heights = [values[line] for values in found.values()]
+                    axis.plot(list(found), heights, ".-", color=COLORS[method], label=LABELS[method])
+        axes[0, column].set_title(task)
+        axes[1, column].set_xscale("log", base=2)
+        axes[1, column].set_xlabel("tokens")
+        for axis in axes[:, column]:
+            axis.set_ylim(bottom=0)
+    axes[0, 0].set_ylabel("tokens/s")
+    axes[1, 0].set_ylabel("peak memory, GiB")
+    axes[0, 0].legend(frameon=False, fontsize=8)
+    figure.suptitle(f"{rows[0]['card']}, {rows[0]['layers']} layers of Llama-2-7B", fontsize=10)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def main() -> None:
+    """Measure, then report."""
+    arguments, command = parse_arguments()
+    if not arguments.report_only:
+        run(arguments, command)
+    rows = newest_of(Log(arguments.csv, COLUMNS).rows)
+    arguments.markdown.write_text(render(rows))
+    draw(rows, arguments.figure)
+    print(render(rows))
+
+
+if __name__ == "__main__":
+    main()
