@@ -6,13 +6,13 @@ python scripts/bench/end_to_end.py --methods ours flex --lengths 65536 131072
 python scripts/bench/end_to_end.py --report-only
 
 A few layers (--layers) stand for the model: random weights, bfloat16, full recompute, AdamW; sft, dpo and rm
-train all weights, lora thin ones. dpo and rm run one sequence of questions with their answers per step, without
-the reference model or the losses of those tasks. A step takes a new mask, so preparing it counts: ours its
+train all weights, lora thin ones. dpo and rm run one sequence of questions with their answers per step,
+without the reference model or the losses of those tasks. A step takes a new mask, so preparing it counts: our
 indices, FlexAttention its blocks, the dense ones their matrix. Of each task's 240 samples one per bin of
 sparsity is run, and counts as often as its bin has samples. Attention is compared with the definition first,
 per length, method and kind of mask. Rows are appended as they are measured; a later call leaves out what is
-there. What runs out of memory is a row too. Writes end_to_end.csv, .md and .png. On a CPU it can be tried out:
---device cpu --lengths 512 --bins 2
+there. What runs out of memory is a row too. Writes end_to_end.csv, .md and .png. On a CPU it can be tried
+out: --device cpu --lengths 512 --bins 2
 """
 
 from __future__ import annotations
@@ -232,14 +232,11 @@ def _measure(
         trainer = Trainer(device, shape, key["layers"], key["seqlen"], lora=key["task"] == "lora")
         trainer.step(methods, key["method"], sample)
         for number, sample, weight in samples:
-            step = lambda sample=sample: trainer.step(methods, key["method"], sample)  # noqa: E731
-            milliseconds: list[float] = []
-            peak = device.peak_memory(lambda step=step: milliseconds.append(device.time_once(step)))
+            step = partial(trainer.step, methods, key["method"], sample)
+            milliseconds, peak = device.time_and_peak(step)
             values = {"bin": number, "rho": sample.rho, "weight": weight, "status": "ok"}
-            log.add({**key, **values, "seconds": milliseconds[0] / 1e3, "peak_bytes": peak})
-            print(
-                f"{where}, rho {sample.rho:.2f}: {milliseconds[0]:.0f} ms, {peak / 2**30:.1f} GiB", flush=True
-            )
+            log.add({**key, **values, "seconds": milliseconds / 1e3, "peak_bytes": peak})
+            print(f"{where}, rho {sample.rho:.2f}: {milliseconds:.0f} ms, {peak / 2**30:.1f} GiB", flush=True)
     except Exception as failure:
         if device.name != "cpu":
             torch.cuda.synchronize()  # raises where the device itself is lost: the run ends
@@ -266,8 +263,8 @@ def render(rows: Rows) -> str:
     parts = [
         "# End to end",
         "Written by scripts/bench/end_to_end.py from the CSV file beside it; its --help says what a step is. "
-        "bfloat16, one sequence a step, full recompute. Our kernels are driven from torch, like the others: no "
-        "CUDA build of Paddle on PyPI has Hopper code. In brackets: how many times as fast ours is.",
+        "bfloat16, one sequence a step, full recompute. Our kernels are driven from torch, like the others: "
+        "no CUDA build of Paddle on PyPI has Hopper code. In brackets: how many times as fast ours is.",
         describe(rows),
     ]
     layers = sorted({int(row["layers"]) for row in rows})
