@@ -212,16 +212,16 @@ class ColumnConsumer {
                                             int group, int thread)
       : arguments_(arguments), smem_(smem), work_(arguments), group_(group), thread_(thread) {}
 
-  // Products are issued so that the tensor cores always have one that nobody waits for: S under the departure
-  // of the dQ before, dP under the exponentials, dV under dS, dK under the exchange of dS.
+  // Each step's dQ is left to the next, so that the tensor cores have a product that nobody waits for under
+  // everything else: dQ of the step before under the exponentials, dP under that dQ's departure, dV under dS,
+  // dK under dS's way to shared memory.
   __device__ __forceinline__ void run() {
     const BackwardParams& params = arguments_.params;
     scale_ = static_cast<float>(params.softmax_scale * 1.4426950408889634);
-    const bool wants_dq = params.dq.data != nullptr;
     float dk[1][kDk8][4], dv[1][kDv8][4];
     set_zero(dk);
     set_zero(dv);
-    int before = -1;  // the row tile whose dQ lies in shared memory
+    int before = -1;  // the row tile whose dS lies in shared memory
 
     smem_.kv_full.wait(0);
     while (true) {
@@ -230,55 +230,44 @@ class ColumnConsumer {
       const typename Config::Step step = smem_.steps[stage];
       if (step.tile < 0) break;
       if (step.work & Config::kEmptyRows) clear_empty_rows(stage);
-      float s[1][kM8][4], dp[1][kM8][4];  // S^T, dP^T: rows are keys, columns queries
+      float s[1][kM8][4];    // S^T: rows are keys, columns queries
+      float dq[1][kDq8][4];  // this consumer's part
       multiply_scores(s);
+      exchange_ds();
+      multiply_dq(dq, smem_.ds[stage ^ 1]);  // in the first step of what lies there; nobody reads it
+      wgmma_wait<1>();
+      pin(flat(s));
+      weigh(s, step);
+      Fragments p;
+      round(s, p);
+      wgmma_wait_behind<0>(non_negative(p));
+      pin(flat(dq));
+      float dp[1][kM8][4];  // dP^T
       multiply_dp(dp);
-      if (before >= 0) add_dq(before);
-      Fragments p, ds;
-      if constexpr (Config::kBlockM == 64) {
-        wgmma_wait<1>();
-        pin(flat(s));
-        weigh(s, step);
-        round(s, p);
-        const uint32_t settled = non_negative(p);
-        multiply_rows<DvProduct, typename Config::DoTile>(dv, p, smem_.dout[stage]);
-        wgmma_wait_behind<1>(settled);
-        pin(flat(dp));
-        differentiate(s, dp);
-        round(dp, ds);
-      } else {  // there are not the registers for P in both precisions
-        wgmma_wait<1>();
-        pin(flat(s));
-        weigh(s, step);
-        round(s, p);
-        const uint32_t settled = non_negative(p);
-        multiply_rows<DvProduct, typename Config::DoTile>(dv, p, smem_.dout[stage]);
-        wgmma_wait_behind<1>(settled);
-        pin(flat(dp));
-        differentiate_rounded(p, dp);
-        round(dp, ds);
-      }
+      multiply_rows<DvProduct, typename Config::DoTile>(dv, p, smem_.dout[stage]);
+      if (before >= 0) add_dq(dq, before);
+      wgmma_wait<1>();
+      pin(flat(dp));
+      differentiate(p, dp);
+      Fragments ds;
+      round(dp, ds);
       multiply_rows<DkProduct, typename Config::QTile>(dk, ds, smem_.q[stage]);
-      if (wants_dq) {
-        before = step.tile;
-        store_ds(ds, smem_.ds[stage]);
-        if (thread_ == 0) bulk_wait_read();  // of dQ of the step before
-        fence_async_shared();
-        named_barrier_sync(kBothBarrier, 256);
-        float dq[1][kDq8][4];  // this consumer's part
-        multiply_dq(dq, smem_.ds[stage]);
-        wgmma_wait<0>();
-        pin(flat(dq));
-        store_dq(dq);
-      } else {
-        wgmma_wait<0>();
-      }
+      store_ds(ds, smem_.ds[stage]);
+      before = step.tile;
+      wgmma_wait<0>();
       pin(flat(dk));
       pin(flat(dv));
       release(smem_.rows_empty[stage]);
       rows_.advance();
     }
-    if (before >= 0) add_dq(before);
+    if (before >= 0) {
+      float dq[1][kDq8][4];
+      exchange_ds();
+      multiply_dq(dq, smem_.ds[rows_.index ^ 1]);
+      wgmma_wait<0>();
+      pin(flat(dq));
+      add_dq(dq, before);
+    }
 
     named_barrier_sync(kBothBarrier, 256);  // nobody reads K or V any more
     if (params.dk.data != nullptr) {
@@ -376,28 +365,15 @@ class ColumnConsumer {
       const float2 row_lse = *reinterpret_cast<const float2*>(lse + 8 * n);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        s[0][n][2 * h] = exp2_approx(s[0][n][2 * h] * scale_ - row_lse.x);
-        s[0][n][2 * h + 1] = exp2_approx(s[0][n][2 * h + 1] * scale_ - row_lse.y);
+        s[0][n][2 * h] = exp2_at(2 * n, s[0][n][2 * h] * scale_ - row_lse.x);
+        s[0][n][2 * h + 1] = exp2_at(2 * n + 1, s[0][n][2 * h + 1] * scale_ - row_lse.y);
       }
     }
     clear_masked(s, step);
   }
 
-  // dP^T to dS^T = P^T (dP^T - delta).
-  __device__ __forceinline__ void differentiate(const float (&p)[1][kM8][4], float (&dp)[1][kM8][4]) {
-    const float* delta = smem_.delta[rows_.index] + 2 * (thread_ % 4);
-#pragma unroll
-    for (int n = 0; n < kM8; ++n) {
-      const float2 row_delta = *reinterpret_cast<const float2*>(delta + 8 * n);
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        dp[0][n][2 * h] = p[0][n][2 * h] * (dp[0][n][2 * h] - row_delta.x);
-        dp[0][n][2 * h + 1] = p[0][n][2 * h + 1] * (dp[0][n][2 * h + 1] - row_delta.y);
-      }
-    }
-  }
-
-  __device__ __forceinline__ void differentiate_rounded(const Fragments& p, float (&dp)[1][kM8][4]) {
+  // dP^T to dS^T = P^T (dP^T - delta), of the rounded P: there are not the registers for it in both precisions.
+  __device__ __forceinline__ void differentiate(const Fragments& p, float (&dp)[1][kM8][4]) {
     const float* delta = smem_.delta[rows_.index] + 2 * (thread_ % 4);
 #pragma unroll
     for (int n = 0; n < kM8; ++n) {
@@ -493,27 +469,31 @@ class ColumnConsumer {
     for (int i = 0; i < kM16; ++i) {
       store_matrices(shared + Config::DsTile::offset(key, 2 * i + lane / 16), ds[i]);
     }
+    fence_async_shared();
   }
 
-  // This consumer's part of dQ to shared memory, as the workspace lays it out.
-  __device__ __forceinline__ void store_dq(const float (&dq)[1][kDq8][4]) {
+  // Waits until both consumers have stored their dS, and until dQ's place in shared memory is free.
+  __device__ __forceinline__ void exchange_ds() {
+    if (thread_ == 0) bulk_wait_read();
+    named_barrier_sync(kBothBarrier, 256);
+  }
+
+  // Adds this consumer's part of a row tile's dQ to the workspace, through shared memory.
+  __device__ __forceinline__ void add_dq(const float (&dq)[1][kDq8][4], int64_t row_tile) {
+    if (arguments_.params.dq.data == nullptr) return;
+    using Workspace = DqWorkspace<Config>;
 #pragma unroll
     for (int n = 0; n < kDq8; ++n) {
-      *reinterpret_cast<float4*>(smem_.dq[group_] +
-                                 DqWorkspace<Config>::fragment_offset(thread_ / 32, 0, n) +
+      *reinterpret_cast<float4*>(smem_.dq[group_] + Workspace::fragment_offset(thread_ / 32, 0, n) +
                                  thread_ % 32 * 4) =
           make_float4(dq[0][n][0], dq[0][n][1], dq[0][n][2], dq[0][n][3]);
     }
-  }
-
-  // And from there, added, to the workspace.
-  __device__ __forceinline__ void add_dq(int64_t row_tile) {
     fence_async_shared();
     named_barrier_sync(kGroupBarrier + group_, 128);
     if (thread_ == 0) {
       constexpr int kFloats = 64 * Config::kDqColumns;
-      bulk_reduce_add(arguments_.dq + row_tile * DqWorkspace<Config>::kTileFloats + group_ * kFloats,
-                      smem_.dq[group_], kFloats * static_cast<int>(sizeof(float)));
+      bulk_reduce_add(arguments_.dq + row_tile * Workspace::kTileFloats + group_ * kFloats, smem_.dq[group_],
+                      kFloats * static_cast<int>(sizeof(float)));
       bulk_commit();
     }
   }

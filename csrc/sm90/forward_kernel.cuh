@@ -308,7 +308,7 @@ class Consumer {
         float rescale[1][2];
         weigh(scores, step, work, softmax, rescale);
         step = next_step();  // while O += P V runs
-        wgmma_wait_behind<0>(__float_as_uint(softmax.sum[0][0] + softmax.sum[0][1]));
+        wgmma_wait_behind<0>(__float_as_uint(scores[0][kN8 - 1][1]) | __float_as_uint(scores[0][kN8 - 1][3]));
         pin(flat(output));
         release(smem_.v_empty[v_.index]);
         v_.advance();
