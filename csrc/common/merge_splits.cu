@@ -9,6 +9,7 @@ namespace flashmask {
 namespace {
 
 constexpr int kMergeThreads = 128;
+constexpr int kMaxHeadDimV = 256;
 
 __device__ __forceinline__ float warp_max(float x) {
   for (int distance = 16; distance > 0; distance /= 2) x = fmaxf(x, __shfl_xor_sync(~0u, x, distance));
@@ -20,14 +21,16 @@ __device__ __forceinline__ float warp_sum(float x) {
   return x;
 }
 
-// One warp a row of [B, Hq, Sq]; four columns a lane at a time.
+// One warp a row of [B, Hq, Sq]; a lane has four columns of each 128.
 template <typename Element>
 __global__ void __launch_bounds__(kMergeThreads)
     merge_splits_kernel(const ForwardParams params, int splits, const float* __restrict__ lse,
                         const float* __restrict__ o) {
+  constexpr int kParts = 2;
+  static_assert(kParts * 128 >= kMaxHeadDimV, "a row's columns are all held at once");
   const Shape& shape = params.shape;
   const int64_t rows = shape.batch * shape.heads_q * shape.seqlen_q;
-  const int64_t row = (int64_t{blockIdx.x} * kMergeThreads + threadIdx.x) / 32;
+  const int row = static_cast<int>(blockIdx.x * (kMergeThreads / 32) + threadIdx.x / 32);
   const int lane = threadIdx.x % 32;
   if (row >= rows) return;
 
@@ -35,28 +38,43 @@ __global__ void __launch_bounds__(kMergeThreads)
   for (int s = lane; s < splits; s += 32) largest = fmaxf(largest, lse[s * rows + row]);
   largest = warp_max(largest);
   const float shift = OnlineSoftmax<1>::finite(largest);
+
   float total = 0.f;
-  for (int s = lane; s < splits; s += 32) total += expf(lse[s * rows + row] - shift);
+  float4 sums[kParts] = {};
+  const float* part = o + int64_t{row} * shape.head_dim_v + 4 * lane;
+  for (int first = 0; first < splits; first += 32) {
+    const int count = min(32, splits - first);
+    const float weight = lane < count ? expf(lse[(first + lane) * rows + row] - shift) : 0.f;
+    total += weight;
+#pragma unroll 4
+    for (int s = 0; s < count; ++s, part += rows * shape.head_dim_v) {
+      const float share = __shfl_sync(~0u, weight, s);
+#pragma unroll
+      for (int i = 0; i < kParts; ++i) {
+        if (128 * i + 4 * lane >= shape.head_dim_v) continue;
+        const float4 values = *reinterpret_cast<const float4*>(part + 128 * i);
+        sums[i].x += share * values.x;
+        sums[i].y += share * values.y;
+        sums[i].z += share * values.z;
+        sums[i].w += share * values.w;
+      }
+    }
+  }
   total = warp_sum(total);
   const float inverse = total == 0.f ? 0.f : 1.f / total;
   if (lane == 0) static_cast<float*>(params.lse)[row] = total == 0.f ? -INFINITY : shift + logf(total);
 
-  const int64_t head_row = row / shape.seqlen_q;
+  const int seqlen_q = static_cast<int>(shape.seqlen_q);
+  const int head_row = row / seqlen_q;
   Element* out = static_cast<Element*>(params.o.data) + head_row / shape.heads_q * params.o.stride_batch +
-                 row % shape.seqlen_q * params.o.stride_seq + head_row % shape.heads_q * params.o.stride_head;
-  for (int column = 4 * lane; column < shape.head_dim_v; column += 4 * 32) {
-    float4 sum = make_float4(0.f, 0.f, 0.f, 0.f);
-#pragma unroll 8
-    for (int s = 0; s < splits; ++s) {
-      const float weight = expf(lse[s * rows + row] - shift);
-      const float4 part = *reinterpret_cast<const float4*>(o + (s * rows + row) * shape.head_dim_v + column);
-      sum.x += weight * part.x;
-      sum.y += weight * part.y;
-      sum.z += weight * part.z;
-      sum.w += weight * part.w;
-    }
-    *reinterpret_cast<uint2*>(out + column) = make_uint2(pack<Element>(sum.x * inverse, sum.y * inverse),
-                                                         pack<Element>(sum.z * inverse, sum.w * inverse));
+                 row % seqlen_q * params.o.stride_seq + head_row % shape.heads_q * params.o.stride_head +
+                 4 * lane;
+#pragma unroll
+  for (int i = 0; i < kParts; ++i) {
+    if (128 * i + 4 * lane >= shape.head_dim_v) continue;
+    *reinterpret_cast<uint2*>(out + 128 * i) =
+        make_uint2(pack<Element>(sums[i].x * inverse, sums[i].y * inverse),
+                   pack<Element>(sums[i].z * inverse, sums[i].w * inverse));
   }
 }
 
