@@ -538,6 +538,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     prefetch_descriptor(&arguments.v);
     if (!Config::kSplit) prefetch_descriptor(&arguments.o);
   }
+  if constexpr (Config::kSplit) clear_unused_q<Config>(smem.q, arguments.split.plan);
   __syncthreads();
   if (warp < 4) {
     shrink_registers<Config::kProducerRegisters>();

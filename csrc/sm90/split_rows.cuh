@@ -36,9 +36,20 @@ __device__ __forceinline__ PackedRow packed_row(const SplitPlan& plan, int row) 
   return {quotient, row - quotient * plan.pack};
 }
 
+// All threads of a block clear the rows of Q that nothing will ever be loaded into, so that what is computed
+// of them, and not stored, is finite. They synchronise afterwards.
+template <class Config>
+__device__ __forceinline__ void clear_unused_q(char* shared, const SplitPlan& plan) {
+  const int used = plan.group_rows * plan.pack;
+  if (used == kWarpgroupRows) return;
+  for (int chunk = threadIdx.x; chunk < Config::QTile::kBytes / 16; chunk += Config::kThreads) {
+    if (chunk / 8 % kWarpgroupRows >= used) reinterpret_cast<int4*>(shared)[chunk] = {0, 0, 0, 0};
+  }
+  fence_async_shared();
+}
+
 // One thread fetches Q of a row tile. `map` sees [batch, head / pack, row, head % pack, column]; its boxes
-// are a warpgroup's rows of one panel, which lie in shared memory in the order of packed_row(). What follows
-// them up to 64 rows stays as it was, and whatever comes of it is not stored.
+// are a warpgroup's rows of one panel, which lie in shared memory in the order of packed_row().
 template <class Config>
 __device__ __forceinline__ void load_packed_q(char* shared, const CUtensorMap* map, Barrier& barrier,
                                               const SplitPlan& plan, int row_begin, int head, int batch) {
