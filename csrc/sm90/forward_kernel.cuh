@@ -79,8 +79,8 @@ struct ForwardArguments {
   ForwardParams params;
   MaskTiles mask;
   int row_tiles;
-  int work_count;  // row_tiles * Hq * B
-  int* ticket;     // zeroed; the next row tile that nobody has taken
+  int work_count;        // row_tiles * Hq * B
+  int* ticket;           // zeroed; the next row tile that nobody has taken
   float exponent_scale;  // exponent_scale(softmax_scale)
   bool negated;          // softmax_scale < 0
   SplitArguments split;
@@ -463,7 +463,7 @@ class Consumer {
                                         const Output& output) {
     if constexpr (Config::kSplit) {
       store_split<Config>(arguments_.split, arguments_.params, work, group_, thread_, softmax, output,
-                          scale_);
+                          arguments_.exponent_scale);
     } else {
       store_tile(work, softmax, output);
     }
