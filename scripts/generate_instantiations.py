@@ -37,7 +37,7 @@ TILES = {
 FLAGS = {
     ("sm80", "forward"): ("dropout", "dense"),
     ("sm80", "backward"): ("dropout", "deterministic", "dense"),
-    ("sm90", "forward"): ("dense",),
+    ("sm90", "forward"): ("dense", "split"),
     ("sm90", "backward"): ("dense",),
 }
 KINDS = ("forward", "backward")

@@ -162,6 +162,17 @@ class CudaLibrary:
         """Launch the pass that the params are for; raises KernelError."""
         self._call(_pass_of(params), ctypes.byref(params))
 
+    def describe(self, params: ForwardParams) -> str:
+        """Return which kernel a forward call would launch, and how it would divide the work."""
+        message = ctypes.create_string_buffer(1024)
+        size = ctypes.c_size_t(len(message))
+        describe = self._library.flashmask_cuda_forward_describe
+        missing = describe(self._family, ctypes.byref(params), message, size)
+        text = message.value.decode()
+        if missing:
+            raise KernelError(text)
+        return text
+
     def classify_workspace_bytes(self, params: ForwardParams, block_n: int) -> int:
         """Return how much device memory a classification needs."""
         return self._library.flashmask_cuda_classify_workspace(ctypes.byref(params), block_n)

@@ -80,7 +80,7 @@ def cuda_sources() -> list[str]:
     """Return the sources of the CUDA kernels but for the generated ones, relative to the root."""
     return [
         *("csrc/common/c_api.cc", "csrc/common/dispatch.cc"),
-        *("csrc/common/classify.cu", "csrc/common/mask_prepass.cu"),
+        *("csrc/common/classify.cu", "csrc/common/mask_prepass.cu", "csrc/common/merge_splits.cu"),
         "csrc/sm90/tensor_map.cc",
     ]
 

@@ -25,6 +25,11 @@ int flashmask_cuda_forward(int32_t family, const flashmask::ForwardParams* param
   return flashmask::launch(to_family(family), *params, message, capacity);
 }
 
+int flashmask_cuda_forward_describe(int32_t family, const flashmask::ForwardParams* params, char* message,
+                                    size_t capacity) {
+  return flashmask::describe(to_family(family), *params, message, capacity);
+}
+
 int flashmask_cuda_backward_workspace(int32_t family, const flashmask::BackwardParams* params, int64_t* bytes,
                                       char* message, size_t capacity) {
   return flashmask::workspace_bytes(to_family(family), *params, bytes, message, capacity);

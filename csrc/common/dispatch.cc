@@ -63,6 +63,7 @@ const Kernel<Params>* tightest(const Kernel<Params>* table, int count, const Par
     if (kernel.dropout != dropout || kernel.deterministic != is_deterministic(params)) continue;
     if (kernel.dense != (params.visit == Visit::kDense)) continue;
     if (kernel.head_dim < params.shape.head_dim || kernel.head_dim_v < params.shape.head_dim_v) continue;
+    if (kernel.split_plan != nullptr && !is_worthwhile(kernel.split_plan(params))) continue;
     if (best == nullptr || kernel.head_dim + kernel.head_dim_v < best->head_dim + best->head_dim_v)
       best = &kernel;
   }
@@ -125,10 +126,15 @@ int describe_chosen(Family family, const Params& params, char* message, size_t c
   Choice<Params> choice;
   if (const int code = choose(family, params, &choice, message, capacity)) return code;
   const Kernel<Params>& kernel = *choice.kernel;
+  char how[64] = "";
+  if (kernel.split_plan != nullptr) {
+    const SplitPlan plan = kernel.split_plan(params);
+    write(how, sizeof(how), ", rows of %d heads together, keys in %d splits", plan.pack, plan.splits);
+  }
   write(message, capacity,
-        "%s, %d query rows x %d key columns a tile, head dims up to %d and %d, %zu bytes of shared memory",
+        "%s, %d query rows x %d key columns a tile, head dims up to %d and %d, %zu bytes of shared memory%s",
         name(choice.family), kernel.block_m, kernel.block_n, kernel.head_dim, kernel.head_dim_v,
-        kernel.smem_bytes);
+        kernel.smem_bytes, how);
   return 0;
 }
 

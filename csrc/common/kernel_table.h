@@ -6,6 +6,7 @@
 #include <cstddef>
 #include <cstdint>
 
+#include "common/split_plan.h"
 #include "flashmask/params.h"
 
 namespace flashmask {
@@ -23,12 +24,14 @@ struct Kernel {
   size_t smem_bytes;  // a device with less per block cannot run it
   int64_t (*workspace_bytes)(const Params& params);
   cudaError_t (*launch)(const Params& params);
+  SplitPlan (*split_plan)(const Params& params);  // null, or: serves only what this finds worthwhile
 };
 
 // What a Config says of the kernel that is made from it.
 template <class Config, class Params>
 constexpr Kernel<Params> describe_kernel(DType dtype, int64_t (*workspace_bytes)(const Params&),
-                                         cudaError_t (*launch)(const Params&)) {
+                                         cudaError_t (*launch)(const Params&),
+                                         SplitPlan (*split_plan)(const Params&) = nullptr) {
   return {dtype,
           Config::kHeadDim,
           Config::kHeadDimV,
@@ -39,7 +42,8 @@ constexpr Kernel<Params> describe_kernel(DType dtype, int64_t (*workspace_bytes)
           Config::kBlockN,
           sizeof(typename Config::Smem),
           workspace_bytes,
-          launch};
+          launch,
+          split_plan};
 }
 
 // Divides a workspace: each part starts on a 256-byte boundary.

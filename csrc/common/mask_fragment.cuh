@@ -6,12 +6,13 @@
 
 namespace flashmask {
 
-// Sets the scores that one slot masks to -inf. `scores[m][n][e]` is row row0 + row_of(m) + 8 * (e / 2),
-// column column0 + column_of(n) + e % 2 of the tile, row0 and column0 being this lane's own first element.
-// `slots` is the tile's columns in shared memory.
+// Sets the scores that one slot masks to -inf. `scores[m][n][e]` is row row0 + row_of(m) + row_step * (e /
+// 2), column column0 + column_of(n) + e % 2 of the tile, row0 and column0 being this lane's own first
+// element. `slots` is the tile's columns in shared memory.
 template <int kM, int kN8, class RowOf, class ColumnOf>
 __device__ __forceinline__ void mask_by_slot(float (&scores)[kM][kN8][4], const Slot* slots, int row0,
-                                             int column0, RowOf row_of, ColumnOf column_of) {
+                                             int column0, RowOf row_of, ColumnOf column_of,
+                                             int row_step = 8) {
 #pragma unroll
   for (int n = 0; n < kN8; ++n) {
     __syncwarp();  // or the compiler fetches every column first, and spills
@@ -20,7 +21,7 @@ __device__ __forceinline__ void mask_by_slot(float (&scores)[kM][kN8][4], const 
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int row = row0 + row_of(m) + 8 * h;
+        const int row = row0 + row_of(m) + row_step * h;
         scores[m][n][2 * h] = (row >= pair.x) & (row < pair.y) ? -INFINITY : scores[m][n][2 * h];
         scores[m][n][2 * h + 1] = (row >= pair.z) & (row < pair.w) ? -INFINITY : scores[m][n][2 * h + 1];
       }
@@ -33,12 +34,12 @@ __device__ __forceinline__ void mask_by_slot(float (&scores)[kM][kN8][4], const 
 template <int kM, int kN8, class RowOf, class ColumnOf>
 __device__ __forceinline__ void mask_by_dense(float (&scores)[kM][kN8][4], const uint8_t* dense,
                                               int64_t seqlen_q, int64_t seqlen_k, int row0, int column0,
-                                              RowOf row_of, ColumnOf column_of) {
+                                              RowOf row_of, ColumnOf column_of, int row_step = 8) {
 #pragma unroll
   for (int m = 0; m < kM; ++m) {
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int row = row0 + row_of(m) + 8 * h;
+      const int row = row0 + row_of(m) + row_step * h;
       const uint8_t* visible = dense + row * seqlen_k + column0;
       const int columns = row < seqlen_q ? static_cast<int>(min(int64_t{1} << 30, seqlen_k - column0)) : 0;
 #pragma unroll

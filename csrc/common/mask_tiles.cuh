@@ -22,8 +22,6 @@ struct alignas(8) Slot {
 };
 static_assert(sizeof(Slot) == 8 && sizeof(SlotExtremes) == 16, "copied and loaded as whole words");
 
-__host__ __device__ constexpr int64_t ceil_div(int64_t a, int64_t b) { return (a + b - 1) / b; }
-
 // The slots that a mask needs; at least one, which hides the columns that pad the last tile.
 inline int slot_count(const Mask& mask) {
   const int given = mask.bounds == 0 ? 0 : mask.bounds == 1 || (mask.bounds == 2 && mask.causal) ? 1 : 2;

@@ -3,10 +3,12 @@
 
 namespace flashmask::sm90 {
 
-extern const ForwardKernel forward_d192_128_fp16[2];
-const ForwardKernel forward_d192_128_fp16[2] = {
-    describe_forward<ForwardConfig<__half, 192, 128, 2, 112, 2, false>>(DType::kFloat16),
-    describe_forward<ForwardConfig<__half, 192, 128, 2, 112, 2, true>>(DType::kFloat16),
+extern const ForwardKernel forward_d192_128_fp16[4];
+const ForwardKernel forward_d192_128_fp16[4] = {
+    describe_forward<ForwardConfig<__half, 192, 128, 2, 112, 2, false, true>>(DType::kFloat16),
+    describe_forward<ForwardConfig<__half, 192, 128, 2, 112, 2, true, true>>(DType::kFloat16),
+    describe_forward<ForwardConfig<__half, 192, 128, 2, 112, 2, false, false>>(DType::kFloat16),
+    describe_forward<ForwardConfig<__half, 192, 128, 2, 112, 2, true, false>>(DType::kFloat16),
 };
 
 }  // namespace flashmask::sm90

@@ -3,10 +3,12 @@
 
 namespace flashmask::sm90 {
 
-extern const ForwardKernel forward_d192_bf16[2];
-const ForwardKernel forward_d192_bf16[2] = {
-    describe_forward<ForwardConfig<__nv_bfloat16, 192, 192, 2, 96, 2, false>>(DType::kBFloat16),
-    describe_forward<ForwardConfig<__nv_bfloat16, 192, 192, 2, 96, 2, true>>(DType::kBFloat16),
+extern const ForwardKernel forward_d192_bf16[4];
+const ForwardKernel forward_d192_bf16[4] = {
+    describe_forward<ForwardConfig<__nv_bfloat16, 192, 192, 2, 96, 2, false, true>>(DType::kBFloat16),
+    describe_forward<ForwardConfig<__nv_bfloat16, 192, 192, 2, 96, 2, true, true>>(DType::kBFloat16),
+    describe_forward<ForwardConfig<__nv_bfloat16, 192, 192, 2, 96, 2, false, false>>(DType::kBFloat16),
+    describe_forward<ForwardConfig<__nv_bfloat16, 192, 192, 2, 96, 2, true, false>>(DType::kBFloat16),
 };
 
 }  // namespace flashmask::sm90

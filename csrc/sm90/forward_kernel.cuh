@@ -2,10 +2,13 @@
 // tiles that a row tile visits and has TMA fetch them; each consumer warpgroup owns 64 query rows.
 #pragma once
 
+#include <type_traits>
+
 #include "common/mask_fragment.cuh"
 #include "common/softmax.cuh"
 #include "sm90/operand.cuh"
 #include "sm90/ptx.cuh"
+#include "sm90/split_rows.cuh"
 #include "sm90/wgmma.cuh"
 
 namespace flashmask::sm90 {
@@ -13,7 +16,7 @@ namespace flashmask::sm90 {
 inline constexpr int kMaxSmemBytes = 232448;
 
 template <typename Element_, int kHeadDim_, int kHeadDimV_, int kConsumers_, int kBlockN_, int kStages_,
-          bool kDense_>
+          bool kDense_, bool kSplit_>
 struct ForwardConfig {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;
@@ -23,6 +26,7 @@ struct ForwardConfig {
   static constexpr int kBlockN = kBlockN_;
   static constexpr int kStages = kStages_;  // of K and of V
   static constexpr bool kDense = kDense_;   // test mode: the mask is read from a dense matrix
+  static constexpr bool kSplit = kSplit_;   // few query rows: row tiles and key columns as SplitPlan says
   static constexpr bool kDropout = false;
   static constexpr bool kDeterministic = false;
   static constexpr int kThreads = 128 * (1 + kConsumers);
@@ -46,18 +50,19 @@ struct ForwardConfig {
     uint32_t touched;  // slots that mask elements of the tile; theirs alone are in Smem::slots
   };
 
-  // Where O has room of its own, Q of the next row tile is fetched while O of this one is finished and
-  // stored. Elsewhere a consumer's rows of O take the place of its rows of Q.
+  // Where O has room of its own, or needs none since a split's goes from registers to memory, Q of the next
+  // row tile is fetched while O of this one is finished and stored. Elsewhere a consumer's rows of O take the
+  // place of its rows of Q.
   static constexpr int kOperandBytes = QTile::kBytes + kStages * (KTile::kBytes + VTile::kBytes);
   static constexpr int kSlotBytes = kStages * kMaxSlots * kBlockN * static_cast<int>(sizeof(Slot));
-  static constexpr bool kOwnO = kOperandBytes + OTile::kBytes + kSlotBytes + 1024 <= kMaxSmemBytes;
+  static constexpr bool kOwnO = kSplit || kOperandBytes + OTile::kBytes + kSlotBytes + 1024 <= kMaxSmemBytes;
   static_assert(kOwnO || OTile::kBytes <= QTile::kBytes, "O fits where Q was");
 
   struct alignas(1024) Smem {
     char q[QTile::kBytes];
     char k[kStages][KTile::kBytes];
     char v[kStages][VTile::kBytes];
-    char own_o[kOwnO ? OTile::kBytes : 16];
+    char own_o[kOwnO && !kSplit ? OTile::kBytes : 16];
     alignas(128) Slot slots[kStages][kMaxSlots][kBlockN];
     Step steps[kStages];
     Barrier q_full, q_empty;
@@ -70,14 +75,15 @@ struct ForwardConfig {
 };
 
 struct ForwardArguments {
-  CUtensorMap q, k, v, o;  // boxes: 64 rows (q, o) or block_n rows (k, v) of one panel
+  CUtensorMap q, k, v, o;  // boxes: 64 rows (q, o) or block_n rows (k, v) of one panel; splits: see there
   ForwardParams params;
   MaskTiles mask;
   int row_tiles;
-  int work_count;  // row_tiles * Hq * B
-  int* ticket;     // zeroed; the next row tile that nobody has taken
+  int work_count;        // row_tiles * Hq * B
+  int* ticket;           // zeroed; the next row tile that nobody has taken
   float exponent_scale;  // exponent_scale(softmax_scale)
   bool negated;          // softmax_scale < 0
+  SplitArguments split;
 };
 
 // Where a pipeline stands: stage and the parity of its barriers.
@@ -106,6 +112,31 @@ struct Work {
         batch(number / arguments.row_tiles / arguments.params.shape.heads_q) {}
 };
 
+// A split of a row tile. What reads the same part of K and V comes together.
+struct SplitWork {
+  int row_tile;
+  int head;  // the first of those that are packed
+  int batch;
+  int split;
+
+  __device__ __forceinline__ SplitWork(int number, const ForwardArguments& arguments) {
+    const Shape& shape = arguments.params.shape;
+    const SplitPlan& plan = arguments.split.plan;
+    const int units = shape.heads_q / shape.heads_k / plan.pack;  // of a K head's query heads
+    row_tile = number % plan.row_tiles;
+    number /= plan.row_tiles;
+    const int unit = number % units;
+    number /= units;
+    split = number % plan.splits;
+    number /= plan.splits;
+    head = (number % shape.heads_k * units + unit) * plan.pack;
+    batch = number / shape.heads_k;
+  }
+};
+
+template <class Config>
+using WorkOf = std::conditional_t<Config::kSplit, SplitWork, Work>;
+
 // The producer warp. All its lanes walk together; lane 0 speaks.
 template <class Config>
 class Producer {
@@ -129,22 +160,30 @@ class Producer {
   __device__ __forceinline__ int take_ticket() { return lane_ == 0 ? atomicAdd(arguments_.ticket, 1) : 0; }
 
   __device__ __forceinline__ void produce(int number) {
-    const Work work(number, arguments_);
+    const WorkOf<Config> work(number, arguments_);
     const MaskTiles& mask = arguments_.mask;
     const Shape& shape = arguments_.params.shape;
     const MaskPlane plane = plane_at(mask, plane_index(mask, shape, work.batch, work.head));
     const int head_k = work.head / (shape.heads_q / shape.heads_k);
-    const int row_begin = work.row_tile * Config::kBlockM;
-    const int row_end = min(static_cast<int>(shape.seqlen_q), row_begin + Config::kBlockM);
+    int block_rows = Config::kBlockM;
+    TileSpan span{0, mask.tile_count};
+    if constexpr (Config::kSplit) {
+      block_rows = Config::kConsumers * arguments_.split.plan.group_rows;
+      span = tiles_of_split(arguments_.split.plan, work.split, mask.tile_count);
+    }
+    const int row_begin = work.row_tile * block_rows;
+    const int row_end = min(static_cast<int>(shape.seqlen_q), row_begin + block_rows);
+    const int group_end =
+        Config::kSplit ? (span.end + kTilesPerGroup - 1) / kTilesPerGroup : mask.group_count;
     int before = -1;  // the tile whose V is due: V follows the next tile's K
 
-    for (int base = 0; base < mask.group_count; base += 32) {
+    for (int base = span.begin / kTilesPerGroup; base < group_end; base += 32) {
       const bool live =
-          base + lane_ < mask.group_count && visits_group(mask, plane, base + lane_, row_begin, row_end);
+          base + lane_ < group_end && visits_group(mask, plane, base + lane_, row_begin, row_end);
       for (uint32_t groups = __ballot_sync(~0u, live); groups != 0; groups &= groups - 1) {
         const int first = (base + __ffs(static_cast<int>(groups)) - 1) * kTilesPerGroup;
         TileVisit visit{false, 0};
-        if (first + lane_ < mask.tile_count)
+        if (first + lane_ < span.end && (!Config::kSplit || first + lane_ >= span.begin))
           visit = visit_tile(mask, plane, first + lane_, row_begin, row_end);
         for (uint32_t tiles = __ballot_sync(~0u, visit.visited); tiles != 0; tiles &= tiles - 1) {
           const int bit = __ffs(static_cast<int>(tiles)) - 1;
@@ -169,10 +208,16 @@ class Producer {
     push_step({number, -1, 0});
   }
 
-  __device__ __forceinline__ void load_q(const Work& work) {
+  __device__ __forceinline__ void load_q(const WorkOf<Config>& work) {
     smem_.q_empty.wait(q_parity_ ^ 1);
     q_parity_ ^= 1;
-    if (lane_ == 0) {
+    if constexpr (Config::kSplit) {
+      if (lane_ == 0) {
+        const SplitPlan& plan = arguments_.split.plan;
+        load_packed_q<Config>(smem_.q, &arguments_.q, smem_.q_full, plan,
+                              work.row_tile * Config::kConsumers * plan.group_rows, work.head, work.batch);
+      }
+    } else if (lane_ == 0) {
       smem_.q_full.arrive_expect(Config::QTile::kBytes);
       for (int panel = 0; panel < Config::QTile::kPanels; ++panel) {
         for (int rows = 0; rows < Config::kConsumers; ++rows) {
@@ -275,7 +320,7 @@ class Consumer {
   }
 
   __device__ __forceinline__ void consume(typename Config::Step step) {
-    const Work work(step.work, arguments_);
+    const WorkOf<Config> work(step.work, arguments_);
     OnlineSoftmax<1> softmax;
     Output output;
 #pragma unroll
@@ -372,9 +417,18 @@ class Consumer {
   }
 
   // Masks the scores of a step, gives its K stage back, and turns scores into weights.
-  __device__ __forceinline__ void weigh(Scores& scores, const typename Config::Step& step, const Work& work,
-                                        OnlineSoftmax<1>& softmax, float (&rescale)[1][2]) {
-    const int lane_row = work.row_tile * Config::kBlockM + group_ * 64 + thread_ / 32 * 16 + thread_ % 32 / 4;
+  __device__ __forceinline__ void weigh(Scores& scores, const typename Config::Step& step,
+                                        const WorkOf<Config>& work, OnlineSoftmax<1>& softmax,
+                                        float (&rescale)[1][2]) {
+    int lane_row = work.row_tile * Config::kBlockM + group_ * 64 + thread_ / 32 * 16 + thread_ % 32 / 4;
+    int row_step = 8;
+    if constexpr (Config::kSplit) {
+      const SplitPlan& plan = arguments_.split.plan;
+      const int lane_packed = thread_ / 32 * 16 + thread_ % 32 / 4;
+      const int first = packed_row(plan, lane_packed).row;
+      lane_row = (work.row_tile * Config::kConsumers + group_) * plan.group_rows + first;
+      row_step = packed_row(plan, lane_packed + 8).row - first;
+    }
     const int lane_column = 2 * (thread_ % 4);
     const auto row_of = [](int) { return 0; };
     const auto column_of = [](int n) { return 8 * n; };
@@ -382,12 +436,13 @@ class Consumer {
     if constexpr (Config::kDense) {
       const Shape& shape = arguments_.params.shape;
       mask_by_dense(scores, dense_plane(arguments_.mask, shape, work.batch, work.head), shape.seqlen_q,
-                    shape.seqlen_k, lane_row, step.tile * Config::kBlockN + lane_column, row_of, column_of);
+                    shape.seqlen_k, lane_row, step.tile * Config::kBlockN + lane_column, row_of, column_of,
+                    row_step);
     } else {
 #pragma unroll 1
       for (uint32_t touched = step.touched; touched != 0; touched &= touched - 1) {
         mask_by_slot(scores, smem_.slots[k_.index][__ffs(static_cast<int>(touched)) - 1], lane_row,
-                     lane_column, row_of, column_of);
+                     lane_column, row_of, column_of, row_step);
       }
     }
     release(smem_.k_empty[k_.index]);
@@ -404,8 +459,18 @@ class Consumer {
     }
   }
 
-  __device__ __forceinline__ void store(const Work& work, const OnlineSoftmax<1>& softmax,
+  __device__ __forceinline__ void store(const WorkOf<Config>& work, const OnlineSoftmax<1>& softmax,
                                         const Output& output) {
+    if constexpr (Config::kSplit) {
+      store_split<Config>(arguments_.split, arguments_.params, work, group_, thread_, softmax, output,
+                          arguments_.exponent_scale);
+    } else {
+      store_tile(work, softmax, output);
+    }
+  }
+
+  __device__ __forceinline__ void store_tile(const Work& work, const OnlineSoftmax<1>& softmax,
+                                             const Output& output) {
     const Shape& shape = arguments_.params.shape;
     const int lane = thread_ % 32;
     const int group_row = work.row_tile * Config::kBlockM + group_ * 64;
@@ -471,8 +536,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     prefetch_descriptor(&arguments.q);
     prefetch_descriptor(&arguments.k);
     prefetch_descriptor(&arguments.v);
-    prefetch_descriptor(&arguments.o);
+    if (!Config::kSplit) prefetch_descriptor(&arguments.o);
   }
+  if constexpr (Config::kSplit) clear_unused_q<Config>(smem.q, arguments.split.plan);
   __syncthreads();
   if (warp < 4) {
     shrink_registers<Config::kProducerRegisters>();

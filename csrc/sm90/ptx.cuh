@@ -72,6 +72,16 @@ __device__ __forceinline__ void tma_load(void* shared, const CUtensorMap* map, B
       : "memory");
 }
 
+// The same of a tensor of one dimension more, between column and row.
+__device__ __forceinline__ void tma_load(void* shared, const CUtensorMap* map, Barrier& barrier, int column,
+                                         int member, int row, int head, int batch) {
+  asm volatile(
+      "cp.async.bulk.tensor.5d.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1, {%3, %4, %5, "
+      "%6, %7}], [%2];" ::"r"(shared_address(shared)),
+      "l"(map), "r"(shared_address(&barrier.state)), "r"(column), "r"(member), "r"(row), "r"(head), "r"(batch)
+      : "memory");
+}
+
 // One box of shared memory into the tensor; out-of-range elements are not written.
 __device__ __forceinline__ void tma_store(const CUtensorMap* map, const void* shared, int column, int row,
                                           int head, int batch) {

@@ -15,26 +15,43 @@ Encode find_encode() {
                                                                       : nullptr;
 }
 
+// `sizes` and `strides` (in elements, of all but the innermost dimension) from the inside out.
+template <int kRank>
+cudaError_t encode_boxes(CUtensorMap* map, void* data, DType dtype, const int64_t (&sizes)[kRank],
+                         const int64_t (&strides)[kRank - 1], const int (&box)[kRank]) {
+  static const Encode encode = find_encode();
+  if (encode == nullptr) return cudaErrorNotSupported;
+  constexpr int64_t kElementBytes = 2;
+  cuuint64_t extents[kRank], steps[kRank - 1];
+  cuuint32_t box_extents[kRank], element_strides[kRank];
+  for (int i = 0; i < kRank; ++i) {
+    extents[i] = static_cast<cuuint64_t>(sizes[i]);
+    if (i > 0) steps[i - 1] = static_cast<cuuint64_t>(strides[i - 1] * kElementBytes);
+    box_extents[i] = static_cast<cuuint32_t>(box[i]);
+    element_strides[i] = 1;
+  }
+  const CUtensorMapDataType type =
+      dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
+  const CUresult result = encode(map, type, kRank, data, extents, steps, box_extents, element_strides,
+                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
+                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
+  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+}
+
 }  // namespace
 
 cudaError_t encode_tensor_map(CUtensorMap* map, const Tensor& tensor, DType dtype, int64_t batch,
                               int64_t rows, int heads, int columns, int box_rows) {
-  static const Encode encode = find_encode();
-  if (encode == nullptr) return cudaErrorNotSupported;
-  constexpr cuuint64_t kElementBytes = 2;
-  const cuuint64_t sizes[4] = {static_cast<cuuint64_t>(columns), static_cast<cuuint64_t>(rows),
-                               static_cast<cuuint64_t>(heads), static_cast<cuuint64_t>(batch)};
-  const cuuint64_t strides[3] = {static_cast<cuuint64_t>(tensor.stride_seq) * kElementBytes,
-                                 static_cast<cuuint64_t>(tensor.stride_head) * kElementBytes,
-                                 static_cast<cuuint64_t>(tensor.stride_batch) * kElementBytes};
-  const cuuint32_t box[4] = {64, static_cast<cuuint32_t>(box_rows), 1, 1};
-  const cuuint32_t element_strides[4] = {1, 1, 1, 1};
-  const CUtensorMapDataType type =
-      dtype == DType::kFloat16 ? CU_TENSOR_MAP_DATA_TYPE_FLOAT16 : CU_TENSOR_MAP_DATA_TYPE_BFLOAT16;
-  const CUresult result = encode(map, type, 4, tensor.data, sizes, strides, box, element_strides,
-                                 CU_TENSOR_MAP_INTERLEAVE_NONE, CU_TENSOR_MAP_SWIZZLE_128B,
-                                 CU_TENSOR_MAP_L2_PROMOTION_L2_256B, CU_TENSOR_MAP_FLOAT_OOB_FILL_NONE);
-  return result == CUDA_SUCCESS ? cudaSuccess : cudaErrorInvalidValue;
+  return encode_boxes<4>(map, tensor.data, dtype, {columns, rows, heads, batch},
+                         {tensor.stride_seq, tensor.stride_head, tensor.stride_batch}, {64, box_rows, 1, 1});
+}
+
+cudaError_t encode_packed_tensor_map(CUtensorMap* map, const Tensor& tensor, DType dtype, int64_t batch,
+                                     int64_t rows, int heads, int columns, int pack, int box_rows) {
+  return encode_boxes<5>(
+      map, tensor.data, dtype, {columns, pack, rows, heads / pack, batch},
+      {tensor.stride_head, tensor.stride_seq, tensor.stride_head * pack, tensor.stride_batch},
+      {64, pack, box_rows, 1, 1});
 }
 
 }  // namespace flashmask::sm90

@@ -13,4 +13,9 @@ namespace flashmask::sm90 {
 cudaError_t encode_tensor_map(CUtensorMap* map, const Tensor& tensor, DType dtype, int64_t batch,
                               int64_t rows, int heads, int columns, int box_rows);
 
+// The same of [batch, heads / pack, rows, pack, columns]: a box holds `pack` consecutive heads of each of its
+// `box_rows` rows, one below the other.
+cudaError_t encode_packed_tensor_map(CUtensorMap* map, const Tensor& tensor, DType dtype, int64_t batch,
+                                     int64_t rows, int heads, int columns, int pack, int box_rows);
+
 }  // namespace flashmask::sm90

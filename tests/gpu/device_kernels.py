@@ -123,6 +123,10 @@ class Kernels:
         self._run(params, results)
         return gradients
 
+    def describe(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options) -> str:
+        """Which kernel ``forward`` would run; nothing is launched."""
+        return self.library.describe(forward_params(q, k, v, q, q, options, _stream(q)))
+
     def classify(
         self, seqlen_q: int, seqlen_k: int, options: Options, block_m: int, block_n: int, *, backward: bool
     ) -> torch.Tensor:

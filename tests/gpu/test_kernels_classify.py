@@ -18,10 +18,18 @@ from paddle_flashmask.masks.intervals import Interval, Slots, causal_rows, clamp
 pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("kernels", ["cuda"], indirect=True)]
 
 FORMS = [(True, 1), (True, 2), (False, 2), (False, 4)]
+
+
+def tile_of(tiles: dict[str, int]) -> tuple[int, int]:
+    """The rows and columns of a tile of configs/kernels.toml; Hopper's come in warpgroups."""
+    return tiles.get("block_m", 64 * tiles.get("consumers", 0)), tiles.get("block_n", 128)
+
+
 TILES = sorted(
     {
-        (kernel["tiles"]["block_m"], kernel["tiles"]["block_n"])
-        for kernels_of_pass in generate_instantiations.load_config()["sm80"].values()
+        tile_of(kernel["tiles"])
+        for architecture in generate_instantiations.ARCHITECTURES
+        for kernels_of_pass in generate_instantiations.load_config()[architecture].values()
         for kernel in kernels_of_pass
     }
 )

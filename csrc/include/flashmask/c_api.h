@@ -38,6 +38,11 @@ FLASHMASK_API int flashmask_cuda_backward_workspace(int32_t family, const flashm
 FLASHMASK_API int flashmask_cuda_backward(int32_t family, const flashmask::BackwardParams* params,
                                           char* message, size_t capacity);
 
+// Says in `message` which kernel flashmask_cuda_forward would launch, and how it would divide the work.
+// Returns nonzero, and why, if there is none.
+FLASHMASK_API int flashmask_cuda_forward_describe(int32_t family, const flashmask::ForwardParams* params,
+                                                  char* message, size_t capacity);
+
 // Says which of the built kernels the current device would run, in `message`; what is not said is as in
 // production. Returns nonzero, and why, if there is none.
 FLASHMASK_API int flashmask_cuda_describe(int32_t family, int32_t backward, flashmask::DType dtype,
