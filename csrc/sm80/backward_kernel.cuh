@@ -3,13 +3,14 @@
 // head of the group, and adds each dQ tile to an fp32 workspace.
 #pragma once
 
+#include "common/block_place.cuh"
 #include "common/mask_fragment.cuh"
+#include "common/ordered_add.cuh"
 #include "common/row_runs.cuh"
 #include "common/softmax.cuh"
 #include "sm80/backward_rows.cuh"
 #include "sm80/gemm.cuh"
 #include "sm80/load_slots.cuh"
-#include "sm80/ordered_add.cuh"
 
 namespace flashmask::sm80 {
 
@@ -69,6 +70,7 @@ struct BackwardConfig {
       uint32_t touched;  // the slots that touch it
       int empty;         // whether some row of it sees no key
     } ahead;
+    int32_t turn;  // what the row tile's counter holds when it is this block's turn to add
   };
 };
 
@@ -99,35 +101,7 @@ struct BackwardArguments {
   float* dq;         // fp32 workspace, see DqWorkspace
   int32_t* dq_turn;  // [B, Hq, row_tiles], zeroed; read in deterministic mode only
   int column_tiles;
-  int heads_at_once;  // see BlockPlace
-};
-
-// Which column tile of which key head a block takes. Freely: a head's column tiles together in ascending
-// order, so under causality the longest first. In deterministic mode the column tiles of a head come in
-// descending order, so that every block waits only for blocks before it, and `heads_at_once` heads take
-// turns: where every column tile visits the same few rows (global tokens, documents), the chain of waits of
-// one head passes under the work of the others.
-struct BlockPlace {
-  int column_tile;
-  int head_k;
-  int batch;
-
-  __device__ __forceinline__ BlockPlace(const BackwardArguments& arguments, bool deterministic) {
-    const int tiles = arguments.column_tiles, block = static_cast<int>(blockIdx.x);
-    const int heads_k = arguments.params.shape.heads_k;
-    int plane = block / tiles;
-    column_tile = block % tiles;
-    if (deterministic) {
-      const int planes = static_cast<int>(arguments.params.shape.batch) * heads_k;
-      const int first = plane / arguments.heads_at_once * arguments.heads_at_once;
-      const int heads = min(arguments.heads_at_once, planes - first);
-      const int place = block - first * tiles;
-      plane = first + place % heads;
-      column_tile = tiles - 1 - place / heads;
-    }
-    head_k = plane % heads_k;
-    batch = plane / heads_k;
-  }
+  int heads_in_turns;  // see BlockPlace
 };
 
 // Grid: column_tiles * Hk * B blocks.
@@ -154,7 +128,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   const BackwardParams& params = arguments.params;
   const Shape& shape = params.shape;
   const int thread = threadIdx.x;
-  const BlockPlace place(arguments, Config::kDeterministic);
+  const BlockPlace place(shape, arguments.column_tiles, arguments.heads_in_turns);
   const int column_tile = place.column_tile, head_k = place.head_k, batch = place.batch;
   const int group = shape.heads_q / shape.heads_k;
   const int64_t column_begin = int64_t{column_tile} * kBlockN;
@@ -286,6 +260,11 @@ __global__ void __launch_bounds__(Config::kThreads)
       const int row_begin = row_tile * kBlockM;
       const int row_end = min(static_cast<int>(shape.seqlen_q), row_begin + kBlockM);
       const int64_t tile_index = int64_t{head_plane} * arguments.rows.tiles + row_tile;
+      if (Config::kDeterministic && wants_dq && at.warp == Config::kWarps - 1) {  // the first passes turns on
+        const int before =
+            next_visitor(arguments.mask, plane, smem.near, column_tile, row_begin, row_end, at.lane);
+        if (at.lane == 0) smem.turn = before + 1;
+      }
       const uint32_t k_tile = shared_address(smem.k) + zero, v_tile = shared_address(smem.v) + zero;
       const uint32_t p_tile = shared_address(smem.p) + zero, ds_tile = shared_address(smem.ds) + zero;
       const uint32_t q_tile = shared_address(smem.q[stage]) + zero,
@@ -370,6 +349,8 @@ __global__ void __launch_bounds__(Config::kThreads)
         }
       }
       __syncthreads();  // P and dS are written; everyone has looked ahead
+      int32_t turn_seen = 0;
+      if (Config::kDeterministic && wants_dq) turn_seen = load_turn(arguments.dq_turn + tile_index);
       if (thread == 0) look_ahead(next_tile + 1);
 
       if (wants_dv) {  // dV += P^T dO
@@ -393,8 +374,7 @@ __global__ void __launch_bounds__(Config::kThreads)
               ldmatrix_x4_trans(b, b_blocks(j, n * Config::kQueryColumns));
             });
         if constexpr (Config::kDeterministic) {
-          wait_for_turn(arguments.dq_turn + tile_index, arguments.mask, plane, smem.near, column_tile,
-                        row_begin, row_end, thread);
+          wait_for_turn(arguments.dq_turn + tile_index, turn_seen, smem.turn);
           turn_to_pass = arguments.dq_turn + tile_index;
         }
         DqWorkspace<Config>::add(arguments.dq + tile_index * DqWorkspace<Config>::kTileFloats, dq, at.warp,

@@ -1,8 +1,6 @@
 // Host side of backward: workspace plan, row statistics, pre-pass, main kernel, dQ conversion.
 #pragma once
 
-#include <algorithm>
-
 #include "common/kernel_table.h"
 #include "common/mask_prepass.h"
 #include "sm80/backward_kernel.cuh"
@@ -56,10 +54,7 @@ cudaError_t launch_backward(const BackwardParams& params) {
   arguments.dq = reinterpret_cast<float*>(workspace + plan.dq);
   arguments.dq_turn = reinterpret_cast<int32_t*>(workspace + plan.turns);
   arguments.column_tiles = arguments.mask.tile_count;
-  // As many heads as half of a large L2 holds of their Q and dO.
-  constexpr int64_t kCacheBytes = int64_t{32} << 20;
-  const int64_t head_bytes = shape.seqlen_q * (Config::kHeadDim + Config::kHeadDimV) * 2 + 1;
-  arguments.heads_at_once = static_cast<int>(std::clamp<int64_t>(kCacheBytes / head_bytes, 1, 64));
+  arguments.heads_in_turns = Config::kDeterministic ? choose_heads_in_turns(shape) : 0;
 
   const auto row_blocks = static_cast<unsigned>(shape.batch * shape.heads_q * arguments.rows.tiles);
   cudaError_t error = launch_mask_prepass(mask, shape, arguments.mask, stream);

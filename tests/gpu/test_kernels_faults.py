@@ -320,7 +320,9 @@ def test_second_device(kernels: Kernels, seed: int) -> None:
 # Deterministic mode must not wait for tiles that nobody computes.
 
 
-@pytest.mark.parametrize("mask_name", ["sliding_window", "global_sliding_window", "document", "qk_sparse"])
+@pytest.mark.parametrize(
+    "mask_name", ["sliding_window", "global_sliding_window", "causal_blockwise", "document", "qk_sparse"]
+)
 @pytest.mark.parametrize("head_dim", [64, 128, 256])
 def test_deterministic_backward_of_sparse_masks_finishes(
     kernels: Kernels, seed: int, head_dim: int, mask_name: str
@@ -334,6 +336,13 @@ def test_deterministic_backward_of_sparse_masks_finishes(
     )
     part = {name: results[name][:, :, : 1 if name in ("dk", "dv") else 2] for name in ("out", *GRADIENTS)}
     assert_matches({"lse": results["lse"][:, :2], **part}, some, mask_name)
+
+
+def test_deterministic_backward_of_many_heads(kernels: Kernels, seed: int) -> None:
+    """32 key heads at most take turns; 35 do in two rounds of 18 and 17."""
+    options = options_of(registry.make("causal_blockwise", 1024), deterministic=True)
+    x = make_problem(seed, batch=5, seqlen_q=1024, heads_q=14, heads_k=7, options=options)
+    assert_matches(run(kernels, x), x, "35 key heads")
 
 
 # Nothing at all.

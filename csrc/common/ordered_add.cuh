@@ -6,11 +6,14 @@
 // for is always running. Under causality the diagonal's block then adds first and every other reaches that
 // row later by itself: in ascending order all blocks would march through the rows in step, and the triangle
 // would take as long as the square.
+//
+// A step need not wait when the turn has come before it asks. So it looks up who comes before it, and what
+// the counter holds, long before it adds: in the step, finding out must not take longer than not finding out.
 #pragma once
 
 #include "common/mask_tiles.cuh"
 
-namespace flashmask::sm80 {
+namespace flashmask {
 
 // The extremes of the 32 column tiles of a block's own group, where its predecessor nearly always is.
 struct NearTiles {
@@ -56,20 +59,20 @@ inline __device__ int next_visitor(const MaskTiles& mask, const MaskPlane& plane
   return -1;
 }
 
-// Called by the whole block, before its threads add. `turn` is the row tile's counter.
-inline __device__ void wait_for_turn(const int32_t* turn, const MaskTiles& mask, const MaskPlane& plane,
-                                     const NearTiles& near, int column_tile, int row_begin, int row_end,
-                                     int thread) {
-  if (thread < 32) {
-    const int expected = next_visitor(mask, plane, near, column_tile, row_begin, row_end, thread) + 1;
-    if (thread == 0) {
-      int32_t seen;
-      do {
-        asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(turn) : "memory");
-      } while (seen != expected);
-    }
-  }
-  __syncthreads();
+// What a row tile's counter holds. Relaxed, so that nothing waits for it until it is used. That is enough:
+// all that must come after it are additions, which the memory's one home, L2, makes in the order in which
+// they arrive, and none is sent before a branch has seen the counter.
+inline __device__ int32_t load_turn(const int32_t* turn) {
+  int32_t seen;
+  asm volatile("ld.relaxed.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(turn) : "memory");
+  return seen;
+}
+
+// Called by a whole warp, before it adds. `seen` is what load_turn gave a while ago, `expected` what the
+// counter holds when it is this block's turn.
+inline __device__ void wait_for_turn(const int32_t* turn, int32_t seen, int32_t expected) {
+  while (seen != expected) seen = load_turn(turn);
+  __syncwarp();
 }
 
 // Called by one thread, once a barrier has ordered all threads' additions before it: the release carries them
@@ -78,4 +81,4 @@ inline __device__ void pass_turn(int32_t* turn, int column_tile) {
   asm volatile("st.release.gpu.global.s32 [%0], %1;" ::"l"(turn), "r"(column_tile + 1) : "memory");
 }
 
-}  // namespace flashmask::sm80
+}  // namespace flashmask
