@@ -7,8 +7,9 @@ Each task of scripts/finetune.py (SFT, LoRA, DPO, a reward model) is trained thr
 (a) through FlashMask;
 (b) through the same operator reading a dense mask and skipping nothing. Losses and final weights must be
     those of (a) bit for bit, or the script fails;
-(c) through PaddleNLP's own dense attention, without this package. Its sums are in another order, so that its
-    losses differ by rounding and by what training makes of that: more than `TOLERANCE`, relative, fails.
+(c) through PaddleNLP's own dense attention, without this package. Its sums are in another order, so losses of
+    the same weights differ by rounding (more than `ROUNDING` fails), and losses of a training by what that
+    makes of it (more than `DRIFT` at any step fails).
 
 The SFT run of (a) is where the other tasks start. It writes convergence.md, .csv and .png to the output
 folder; an interrupted run continues. About 10 minutes on 2 cores.
@@ -35,7 +36,8 @@ from training.runs import read_curve
 from training.settings import ATTENTION, TASKS, read_settings
 
 ROOT = Path(__file__).parents[1]
-TOLERANCE = 1e-3
+ROUNDING = 1e-5  # relative
+DRIFT = 5e-3  # absolute
 SETTINGS = {
     "attention": list(ATTENTION),
     "max_seq_length": 512,
@@ -45,9 +47,9 @@ SETTINGS = {
 }
 
 
-def train_all(output: Path, steps: int) -> dict[str, bool]:
-    """Every task through every attention; for each task, whether (a) and (b) agree bit for bit."""
-    agree = {}
+def train_all(output: Path, steps: int) -> dict[str, Any]:
+    """Every task through every attention; the tasks' report.json."""
+    reports = {}
     for task in TASKS:
         print(f"\n=== {task}: {TASKS[task]} ===")
         directory = output / task
@@ -59,16 +61,19 @@ def train_all(output: Path, steps: int) -> dict[str, bool]:
                 settings["model_name_or_path"] = str(output / "sft" / "flashmask" / "model")
             overrides = [f"{key}={json.dumps(value)}" for key, value in settings.items()]
             finetune.run(read_settings(ROOT / "configs" / f"{task}_tiny.json", overrides))
-        agree[task] = all(json.loads((directory / "report.json").read_text())["identical"].values())
-    return agree
+        reports[task] = json.loads((directory / "report.json").read_text())
+    return reports
 
 
-def differences(curves: Curves) -> list[float]:
-    """Of each step's losses, |c - a| / |a|."""
-    return [
-        abs(c["loss"] - a["loss"]) / abs(a["loss"])
-        for a, c in zip(curves["flashmask"], curves["paddle"], strict=True)
-    ]
+def drift(curves: Curves) -> list[float]:
+    """|c - a| of each step's losses."""
+    return [abs(c["loss"] - a["loss"]) for a, c in zip(curves["flashmask"], curves["paddle"], strict=True)]
+
+
+def rounding(report: dict[str, Any]) -> float:
+    """|c - a| / |a| of the evaluation loss of one set of weights, those that (a) leaves."""
+    result = report["runs"]["flashmask"]
+    return abs(result["eval_loss_paddle"] - result["eval_loss"]) / abs(result["eval_loss"])
 
 
 def write_csv(path: Path, curves: dict[str, Curves]) -> None:
@@ -92,10 +97,10 @@ def draw(path: Path, curves: dict[str, Curves]) -> None:
         draw_curves(above, runs)
         above.set(title=TASKS[task])
         steps = [row["step"] for row in runs["flashmask"]]
-        below.semilogy(steps, [max(d, 1e-9) for d in differences(runs)], ".", markersize=3, color="C2")
-        below.set(xlabel="step", ylim=(5e-10, 1))
+        below.semilogy(steps, [max(d, 1e-8) for d in drift(runs)], ".", markersize=3, color="C2")
+        below.set(xlabel="step", ylim=(5e-9, 1))
     panels[0, 0].set(ylabel="training loss")
-    panels[1, 0].set(ylabel="Paddle's dense attention:\nrelative difference")
+    panels[1, 0].set(ylabel="difference of (c)")
     panels[0, 0].legend()
     figure.savefig(path, dpi=100)
 
@@ -110,11 +115,13 @@ PAGE = """# Convergence
 
 Each task is trained for {steps} steps, three times from one seed: (a) through FlashMask, (b) through the same
 operator with a dense mask and no tile skipped, (c) through PaddleNLP's own dense attention, without this
-package. The SFT model of (a) is where the other tasks start. Losses are means of ten steps; differences are
-relative, and of single steps.
+package. The SFT model of (a) is where the other tasks start. Training losses are means of ten steps.
 
-| task | first (a) | last (a) | last (c) | (a), (b): losses, weights | (a), (c): median | greatest |
-|---|---:|---:|---:|---|---:|---:|
+The last three columns say how far (c) is from (a): greatest and median difference of a step's losses, absolute;
+and of the evaluation loss of one set of weights, those that (a) leaves, relative.
+
+| task | first (a) | last (a) | last (c) | (a), (b): losses, weights | greatest | median | same weights |
+|---|---:|---:|---:|---|---:|---:|---:|
 {rows}
 
 Every step's losses: [convergence.csv](convergence.csv).
@@ -123,16 +130,15 @@ Every step's losses: [convergence.csv](convergence.csv).
 """
 
 
-def page(command: str, curves: dict[str, Curves], agree: dict[str, bool]) -> str:
+def page(command: str, curves: dict[str, Curves], reports: dict[str, Any]) -> str:
     """The table, with what it was measured on."""
     rows = []
     for task, runs in curves.items():
         a, c = ([row["loss"] for row in runs[name]] for name in ("flashmask", "paddle"))
-        same = "identical bit for bit" if agree[task] else "DIFFERENT"
-        relative = differences(runs)
+        same = "identical bit for bit" if all(reports[task]["identical"].values()) else "DIFFERENT"
         rows.append(
             f"| {TASKS[task]} | {fmean(a[:10]):.6f} | {fmean(a[-10:]):.6f} | {fmean(c[-10:]):.6f} | {same} "
-            f"| {median(relative):.1e} | {max(relative):.1e} |"
+            f"| {max(drift(runs)):.1e} | {median(drift(runs)):.1e} | {rounding(reports[task]):.1e} |"
         )
     git = ("git", "-C", str(ROOT))
     changed = _output(*git, "status", "--porcelain", "--untracked-files=no")
@@ -164,7 +170,7 @@ def _machine() -> str:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """Run the command; 0 if (a) and (b) agree bit for bit and (c) within `TOLERANCE`."""
+    """Run the command; 0 if (a) and (b) agree bit for bit, and (c) as it should."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -172,18 +178,23 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=Path("outputs/convergence"))
     options = parser.parse_args(arguments)
     logger.set_level("ERROR")
-    agree = train_all(options.output, options.steps)
+    reports = train_all(options.output, options.steps)
     curves: dict[str, Any] = {
         task: {name: read_curve(options.output / task / name / "curve.csv") for name in ATTENTION}
         for task in TASKS
     }
     write_csv(options.output / "convergence.csv", curves)
     draw(options.output / "convergence.png", curves)
-    text = page(f"python scripts/convergence.py --steps {options.steps}", curves, agree)
+    text = page(f"python scripts/convergence.py --steps {options.steps}", curves, reports)
     (options.output / "convergence.md").write_text(text)
     print("\n" + text)
-    close = all(max(differences(runs)) <= TOLERANCE for runs in curves.values())
-    return 0 if all(agree.values()) and close else 1
+    good = all(
+        all(reports[task]["identical"].values())
+        and rounding(reports[task]) <= ROUNDING
+        and max(drift(curves[task])) <= DRIFT
+        for task in TASKS
+    )
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

@@ -24,6 +24,7 @@ import sysconfig
 from collections.abc import Iterator
 from pathlib import Path
 from random import Random
+from string import ascii_lowercase
 from typing import Any
 
 from paddle_flashmask.packing import (
@@ -75,40 +76,35 @@ def documented(parent: ast.AST, name: str) -> Iterator[tuple[str, str]]:
             yield from documented(node, qualified)
 
 
+NOISE = (0.1, 0.2, 0.4, 0.7, 1.0)
+
+
 def build_rows(task: str) -> Iterator[Row]:
     """Rows for a task, made of docstrings.
 
-    Ranked answers, best first: the docstring; its first half; its words shuffled; then the same three of
-    another definition's docstring. For "dpo" the rejected answer is any of those after the first.
+    Ranked answers, best first, are the docstring with more and more of its letters replaced by random ones
+    (`NOISE`): an order that a small model can learn in minutes. For "dpo" there are two, the docstring itself
+    first. Samples of which two answers are the same by chance are left out.
     """
-    pairs = standard_library()
     random = Random(0)
-    for signature, docstring in pairs:
+    for signature, docstring in standard_library():
         if task in ("sft", "lora"):
             yield {"messages": conversation(signature, docstring)}
             continue
-        while (other := random.choice(pairs)[1]) == docstring:
-            pass
-        ranked = [version for text in (docstring, other) for version in versions(text, random)]
-        ranked = list(dict.fromkeys(ranked))  # of a docstring of one word, all versions are the same
-        if task == "dpo":
-            chosen, rejected = ranked[0], random.choice(ranked[1:])
-            yield {
-                "prompt": signature,
-                "chosen": conversation(signature, chosen),
-                "rejected": conversation(signature, rejected),
-            }
+        shares = random.sample(NOISE, 1 if task == "dpo" else random.randint(1, 5))
+        answers = [docstring, *(noisy(docstring, share, random) for share in sorted(shares))]
+        if len(set(answers)) < len(answers):
+            continue
+        if task == "rm":
+            yield {"prompt": signature, "answers": answers}
         else:
-            kept = sorted(random.sample(range(len(ranked)), random.randint(2, len(ranked))))
-            yield {"prompt": signature, "answers": [ranked[i] for i in kept]}
+            chosen, rejected = (conversation(signature, answer) for answer in answers)
+            yield {"prompt": signature, "chosen": chosen, "rejected": rejected}
 
 
-def versions(text: str, random: Random) -> tuple[str, str, str]:
-    """`text`, its first half, and its words shuffled."""
-    words = text.split()
-    half = " ".join(words[: (len(words) + 1) // 2])
-    random.shuffle(words)
-    return text, half, " ".join(words)
+def noisy(text: str, share: float, random: Random) -> str:
+    """`text` with this share of its characters, on average, replaced by random letters."""
+    return "".join(random.choice(ascii_lowercase) if random.random() < share else letter for letter in text)
 
 
 def conversation(question: str, answer: str) -> list[dict[str, str]]:
