@@ -104,6 +104,12 @@ def long_cases() -> list[Case]:
 
 # Peers, as they are called in tables.
 PEER_NAMES = {"fa2": "FA2", "cudnn": "cuDNN", "flex": "Flex", "flex_flash": "Flex/FLASH", "fa4": "FA4"}
+# Forward only, in scripts/bench/inference.py.
+PEER_NAMES |= {
+    "flashinfer_dense": "FlashInfer, dense mask",
+    "flashinfer_sparse": "FlashInfer, block-sparse",
+    "flashinfer_sparse_16": "FlashInfer, block-sparse 16",
+}
 
 
 def batched(kernels: str) -> str:

@@ -64,7 +64,7 @@ def _draw_panels(results: Results, totals: dict[Case, dict[str, dict[str, Total]
                 [sums.rate(*DIRECTIONS) for sums in by_mask.values()],
                 width,
                 label="paddle_flashmask" if own else PEER_NAMES[name],
-                color=OURS if own else COLORS[name],
+                color=OURS if own else COLORS.get(name),
             )
         for mask, sums in by_name.get("flex", {}).items():
             own_rate = by_name[results.kernels][mask].rate(*DIRECTIONS)

@@ -7,8 +7,8 @@ python scripts/bench/end_to_end.py --report-only
 
 A few layers (--layers) stand for the model: random weights, bfloat16, full recompute, AdamW; sft, dpo and rm
 train all weights, lora thin ones. dpo and rm run one sequence of questions with their answers per step,
-without the reference model or the losses of those tasks. A step takes a new mask, so preparing it counts: our
-indices, FlexAttention its blocks, the dense ones their matrix. Of each task's 240 samples one per bin of
+without the reference model or the losses of those tasks. A step takes a new mask, and making it ready counts:
+our indices, FlexAttention's blocks, the dense ones' matrix. Of each task's 240 samples one per bin of
 sparsity is run, and counts as often as its bin has samples. Attention is compared with the definition first,
 per length, method and kind of mask. Rows are appended as they are measured; a later call leaves out what is
 there. What runs out of memory is a row too. Writes end_to_end.csv, .md and .png. On a CPU it can be tried

@@ -12,6 +12,7 @@ from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
 from typing import Any
 
+import flashinfer_peers
 import flex_masks
 import torch
 from cells import EQUAL_DOCUMENT_COUNT, MAGI_WINDOW, TWELVE, Case
@@ -38,11 +39,11 @@ class Job:
 class Data:
     """q, k, v and dout of a shape: normal, bfloat16, [B, S, H, D]."""
 
-    def __init__(self, case: Case):
-        generator = torch.Generator("cuda").manual_seed(case.seed)
+    def __init__(self, case: Case, device: str = "cuda"):
+        generator = torch.Generator(device).manual_seed(case.seed)
         queries, keys = (case.batch, case.seqlen, case.heads), (case.batch, case.seqlen, case.key_heads)
         self.tensors = [
-            torch.randn(*sizes, case.head_dim, generator=generator, device="cuda", dtype=torch.bfloat16)
+            torch.randn(*sizes, case.head_dim, generator=generator, device=device, dtype=torch.bfloat16)
             for sizes in (queries, keys, keys, queries)
         ]
         self._made_for = _unmasked(case)
@@ -61,23 +62,27 @@ def _unmasked(case: Case) -> Case:
     return replace(case, mask="")
 
 
-def own_job(library: CudaLibrary, mask: ColumnMask, data: Data, *, deterministic: bool = False) -> Job:
+def own_job(
+    library: CudaLibrary, mask: ColumnMask, data: Data, *, backward: bool = True, deterministic: bool = False
+) -> Job:
     """Our kernels, through the C interface. Deterministic mode differs in the backward pass only."""
-    return _own_job(library, data.tensors, mask, deterministic)
+    return _own_job(library, data.tensors, mask, backward, deterministic)
 
 
 def batched_job(library: CudaLibrary, data: Data) -> Job:
     """Our kernels on equal documents as a batch, without a mask: the same tiles, and none to find."""
     count = EQUAL_DOCUMENT_COUNT
     split = [tensor.view(count, -1, *tensor.shape[2:]) for tensor in data.tensors]
-    job = _own_job(library, split, None, deterministic=False)
+    job = _own_job(library, split, None, backward=True, deterministic=False)
     job.results = {
         name: tensor.view(data.tensors[0].shape) for name, tensor in job.results.items() if name != "lse"
     }
     return job
 
 
-def _own_job(library: CudaLibrary, tensors: Tensors, mask: ColumnMask | None, deterministic: bool) -> Job:
+def _own_job(
+    library: CudaLibrary, tensors: Tensors, mask: ColumnMask | None, backward: bool, deterministic: bool
+) -> Job:
     q, k, v, dout = tensors
     indices, causal = (None, False) if mask is None else mask.to_startend_row_indices()
     options = Options(
@@ -92,9 +97,10 @@ def _own_job(library: CudaLibrary, tensors: Tensors, mask: ColumnMask | None, de
         name: torch.full_like(x, torch.nan) for name, x in zip(("dq", "dk", "dv"), tensors[:3], strict=True)
     }
     params: dict[str, ForwardParams | BackwardParams] = {
-        "forward": forward_params(q, k, v, out, lse, options, stream),
-        "backward": backward_params(q, k, v, out, lse, dout, None, gradients, options, stream),
+        "forward": forward_params(q, k, v, out, lse, options, stream)
     }
+    if backward:
+        params["backward"] = backward_params(q, k, v, out, lse, dout, None, gradients, options, stream)
     workspaces = {name: give_workspace(library, params[name], q.device) for name in params}
 
     def launch(direction: str) -> None:
@@ -107,7 +113,7 @@ def _own_job(library: CudaLibrary, tensors: Tensors, mask: ColumnMask | None, de
         del directions["forward"]
     return Job(
         directions=directions,
-        results={"o": out, "lse": lse, **gradients},
+        results={"o": out, "lse": lse, **(gradients if backward else {})},
         mask_bytes=0 if indices is None else indices.nbytes,
         workspace_bytes={name: workspace.numel() for name, workspace in workspaces.items()},
         keep_alive=(options, out, lse, gradients, workspaces),
@@ -123,12 +129,14 @@ class Peer:
         attend: (case, data) to its inputs q, k, v, dout and a function from q, k, v to o.
         heads_first: whether its tensors are [B, H, S, D].
         module: what must be importable besides torch.
+        trains: whether it has a backward pass.
     """
 
     masks: tuple[str, ...]
     attend: Callable[[Case, Data], tuple[Tensors, Callable[..., torch.Tensor]]]
     heads_first: bool
     module: str | None = None
+    trains: bool = True
 
     def missing(self) -> str | None:
         """Why it cannot run here, or None."""
@@ -139,9 +147,11 @@ class Peer:
                 return str(error)
         return None
 
-    def job(self, case: Case, data: Data) -> Job:
-        """Make a case ready; compiles what has to be compiled."""
+    def job(self, case: Case, data: Data, *, backward: bool = True) -> Job:
+        """Make a case ready, with or without its backward pass; compiles what has to be compiled."""
         tensors, attend = self.attend(case, data)
+        if not backward or not self.trains:
+            return self._forward_job(tensors, attend)
         inputs = [tensor.detach().requires_grad_() for tensor in tensors[:3]]
         out = attend(*inputs)
         directions = {
@@ -152,6 +162,13 @@ class Peer:
         if self.heads_first:
             results = {name: tensor.transpose(1, 2) for name, tensor in results.items()}
         return Job(directions, results)
+
+    def _forward_job(self, tensors: Tensors, attend: Callable[..., torch.Tensor]) -> Job:
+        inputs = tensors[:3]
+        with torch.no_grad():
+            out = attend(*inputs)
+        directions = {"forward": lambda: torch.no_grad()(attend)(*inputs)}
+        return Job(directions, {"o": out.transpose(1, 2) if self.heads_first else out})
 
 
 def _sdpa(backend: SDPBackend, case: Case, data: Data) -> tuple[Tensors, Callable[..., torch.Tensor]]:
@@ -217,4 +234,12 @@ PEERS = {
     "fa4": Peer(
         ("full", "causal", "sliding_window", MAGI_WINDOW), _fa4, heads_first=False, module="flash_attn.cute"
     ),
+    **{
+        name: Peer(TWELVE, attend, heads_first=False, module="flashinfer", trains=False)
+        for name, attend in (
+            ("flashinfer_dense", flashinfer_peers.dense),
+            ("flashinfer_sparse", partial(flashinfer_peers.sparse, 64)),
+            ("flashinfer_sparse_16", partial(flashinfer_peers.sparse, 16)),
+        )
+    },
 }

@@ -148,7 +148,7 @@ def render(rows: Sequence[Row], kernels: str) -> str:
     ]
     for card in cards(rows, kernels):
         results = Results(rows, kernels, card)
-        parts += [f"## {card}", _provenance(results.rows), "### Bars", render_bars(results)]
+        parts += [f"## {card}", provenance(results.rows), "### Bars", render_bars(results)]
         if is_hopper(results):
             parts += hopper_bars.mask_ratios(results)
         parts += total_tables(results)
@@ -171,7 +171,9 @@ def render_bars(results: Results, *, measured_only: bool = False) -> str:
     return markdown_table(header, lines, left=len(header))
 
 
-def _provenance(rows: list[Row]) -> str:
+def provenance(rows: list[Row]) -> str:
+    """Return where rows come from as a Markdown list."""
+
     def distinct(values: Iterable[str]) -> str:
         return ", ".join(dict.fromkeys(values))
 

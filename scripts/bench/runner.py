@@ -119,12 +119,14 @@ class Bench:
 
     def _builders(self, case: Case, mask: ColumnMask, data: Data) -> dict[str, Callable[[], Job]]:
         ours = self.arguments.kernels
+        backward = "backward" in self.arguments.directions
         builders: dict[str, Callable[[], Job]] = {
-            ours: partial(own_job, self.library, mask, data),
+            ours: partial(own_job, self.library, mask, data, backward=backward),
             deterministic(ours): partial(own_job, self.library, mask, data, deterministic=True),
             batched(ours): partial(batched_job, self.library, data),
         }
-        return builders | {name: partial(PEERS[name].job, case, data) for name in self.peers}
+        peers = {name: partial(PEERS[name].job, case, data, backward=backward) for name in self.peers}
+        return builders | peers
 
     def _make(self, build: Callable[[], Job], reference: Reference) -> Outcome:
         """Make a job ready and check its results. Whatever is raised is this implementation's result."""

@@ -143,7 +143,8 @@ def render(rows: Rows) -> str:
         f"sample of {first['seqlen']} tokens, {first['heads']} heads of {first['head_dim']}, what is done "
         "with the mask included, each repetition with a cold L2. The worst residual is relative to the "
         "line's value at rho = 0. The checked samples, one per bucket of 0.05, were compared with the "
-        "definition first. Buckets that the paper's numbers of documents cannot reach (above 0.9 for documents) are empty."
+        "definition first. Buckets that the paper's numbers of documents cannot reach (above 0.9 for "
+        "documents) are empty."
     )
     table_text = markdown_table([*header, f"R² > {LINEAR_BAR}"], table)
     return "\n\n".join(["# Latency against sparsity", text, describe(rows), table_text]) + "\n"
