@@ -117,8 +117,8 @@ Each task is trained for {steps} steps, three times from one seed: (a) through F
 operator with a dense mask and no tile skipped, (c) through PaddleNLP's own dense attention, without this
 package. The SFT model of (a) is where the other tasks start. Training losses are means of ten steps.
 
-The last three columns say how far (c) is from (a): greatest and median difference of a step's losses, absolute;
-and of the evaluation loss of one set of weights, those that (a) leaves, relative.
+The last three columns say how far (c) is from (a): greatest and median difference of a step's losses,
+absolute; and of the evaluation loss of one set of weights, those that (a) leaves, relative.
 
 | task | first (a) | last (a) | last (c) | (a), (b): losses, weights | greatest | median | same weights |
 |---|---:|---:|---:|---|---:|---:|---:|

@@ -75,7 +75,7 @@ class DPOArguments:
     sft_loss_ratio: float = 0.0
     reference_free: bool = False
     ref_model_update_steps: int = -1
-    lora: bool = False
+    lora: bool = False  # train adapters, as task "lora" does
 
 
 @dataclass

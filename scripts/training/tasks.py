@@ -119,6 +119,8 @@ def build_task(settings: Settings, vocab_size: int) -> tuple[Any, dict[str, Any]
     if task == "lora":
         return add_lora(model, settings), {}
     if task == "dpo":
+        if settings.dpo.lora:  # the reference is the model without its adapters
+            return add_lora(model, settings), {"dpo_config": settings.dpo}
         reference = None if settings.dpo.reference_free else build_model(settings, vocab_size)
         return model, {"ref_model": reference, "dpo_config": settings.dpo}
     return model, {}

@@ -3,7 +3,10 @@
 import csv
 import importlib
 import json
+import math
+import subprocess
 import sys
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -34,13 +37,13 @@ def finetune():
 
 @pytest.fixture(scope="module")
 def samples(finetune, tmp_path_factory):
-    """A few samples of each task, as JSONL files: reading every docstring of Python takes seconds."""
+    """A few short samples of each task, as JSONL files."""
     from training.samples import build_rows
 
     directory = tmp_path_factory.mktemp("samples")
     for task in ("sft", "dpo", "rm"):
-        rows = [json.dumps(row) for row, _ in zip(build_rows(task), range(60), strict=False)]
-        (directory / f"{task}.jsonl").write_text("\n".join(rows) + "\n")
+        short = (line for line in map(json.dumps, build_rows(task)) if len(line) < 500)
+        (directory / f"{task}.jsonl").write_text("\n".join(islice(short, 60)) + "\n")
     return directory
 
 
@@ -158,6 +161,23 @@ def test_other_tasks_start_from_a_trained_model(finetune, arguments, tmp_path):
             assert trained == {name for name in model.state_dict() if "lora" in name} != set()
         else:
             assert trained == set(model.state_dict())
+
+
+def test_dpo_of_adapters_is_dpo_with_the_base_model_as_reference(finetune, arguments, tmp_path):
+    """At the first step adapters do nothing yet; then they learn, and the base model stays."""
+    options = arguments("dpo", tmp_path, lora=True, max_steps=3, learning_rate=0.01)
+    assert finetune.main(options) == 0
+    (first, _), *_, (last, _) = losses(tmp_path, "flashmask", "dense_mask")
+    assert first == pytest.approx(math.log(2), rel=1e-6)
+    assert last != first
+    assert (tmp_path / "flashmask" / "model" / "lora_config.json").exists()
+
+
+def test_run_finetune_names_its_tasks():
+    command = ["bash", str(ROOT / "scripts" / "run_finetune.sh"), "ppo"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 2
+    assert done.stderr.startswith("usage: bash scripts/run_finetune.sh [sft|lora|dpo|rm]")
 
 
 def test_a_tokenizer_of_paddlenlps(finetune, arguments, samples, tmp_path):

@@ -8,6 +8,7 @@ import pytest
 pytest.importorskip("paddlenlp", reason="needs PaddleNLP: bash scripts/setup_env.sh train")
 
 import paddle
+from paddlenlp.peft import LoRAConfig, LoRAModel
 from paddlenlp.transformers import LlamaConfig, LlamaForCausalLM
 from paddlenlp.trl import DPOCriterion
 from training.reward import LlamaRewardModel, RewardTrainer, reward_features
@@ -56,8 +57,8 @@ def rankings(rng):
     return [(question, answers) for question, *answers in samples]
 
 
-def batch_for(model, batch):
-    """What the model takes of a batch."""
+def inputs_of(batch):
+    """What a model takes of a batch."""
     return {name: value for name, value in batch.items() if name != "response_indexs"}
 
 
@@ -77,7 +78,7 @@ def test_dpo_sees_each_answer_as_if_alone(preferences, attention):
     labels = [batch.pop(f"{answer}_labels") for answer in ("chosen", "rejected")]
     with integration.enable(), paddle.no_grad():
         chosen, rejected = criterion(
-            model(**batch_for(model, batch)), (*labels, batch["response_indexs"], None, None)
+            model(**inputs_of(batch)), (*labels, batch["response_indexs"], None, None)
         )
 
     plain = build(LlamaForCausalLM, flash=False)
@@ -120,7 +121,20 @@ def test_the_reward_model_is_guarded(rankings):
         integration.enable(),
         pytest.raises(ValueError, match="use_flash_attention: expected True, got False"),
     ):
-        model(**batch_for(model, batch))
+        model(**inputs_of(batch))
+
+
+def test_adapters_are_guarded(preferences):
+    """PaddleNLP's LoRAModel calls the model's forward without the model's own call."""
+    packed = pack([preference_document(*sample) for sample in preferences], LENGTH)
+    batch = tensors(integration.collate(integration.features(packed)))
+    config = LoRAConfig(target_modules=[".*q_proj.*"], dtype="float32")
+    model = LoRAModel(build(LlamaForCausalLM, flash=False), config)
+    with (
+        integration.enable(),
+        pytest.raises(ValueError, match="use_flash_attention: expected True, got False"),
+    ):
+        model(**batch)
 
 
 def test_tokens_are_counted_alike(rankings):
