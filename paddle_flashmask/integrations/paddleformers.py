@@ -155,11 +155,7 @@ def check_model(model: Any) -> None:
             f"config._attn_implementation: expected a registered name ({_registered_names()}), got "
             f"{implementation!r}, which is not this package's operator"
         )
-    if model.config.context_parallel_size > 1:
-        raise ValueError(
-            f"config.context_parallel_size: expected 1, got {model.config.context_parallel_size}; "
-            f"{type(model).__name__} would attend within each part of a sequence only"
-        )
+    _check_context_parallel(model)
     window = getattr(model.config, "sliding_window", None)
     layer_types = set(getattr(model.config, "layer_types", None) or ())
     if window is not None and family in _FAMILIES_WITHOUT_WINDOW:
@@ -168,6 +164,15 @@ def check_model(model: Any) -> None:
         raise ValueError(
             f'config.layer_types: expected only "sliding_attention" beside sliding_window={window}, got '
             f"{sorted(layer_types)}; {family} models give the window to all layers or to none"
+        )
+
+
+def _check_context_parallel(module: Any) -> None:
+    degree = getattr(getattr(module, "config", None), "context_parallel_size", 1)
+    if degree > 1:
+        raise ValueError(
+            f"config.context_parallel_size: expected 1, got {degree}; {type(module).__name__} would attend "
+            "within each part of a sequence only"
         )
 
 
@@ -231,6 +236,7 @@ def _attention(
     if attention_mask is not None:
         options["mask"] = _dense_masks.column_mask(attention_mask, k.shape[1])
     elif indices is not None:
+        _check_context_parallel(module)  # pipelines call no model that check_model would see
         if q.shape[1] != k.shape[1]:
             raise ValueError(
                 f"{INDICES}: expected as many queries as keys, got {q.shape[1]} and {k.shape[1]}; "

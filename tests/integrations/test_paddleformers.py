@@ -614,8 +614,18 @@ def test_other_families_and_fleet_models_raise():
 def test_context_parallelism_raises():
     model = build("llama")
     model.config.context_parallel_size = 2
-    with integration.register(), pytest.raises(ValueError, match="context_parallel_size: expected 1, got 2"):
-        model(**batch(documents()))
+    inputs, message = batch(documents()), "context_parallel_size: expected 1, got 2"
+    with integration.register():
+        with pytest.raises(ValueError, match=message):
+            model(**inputs)
+        layer = model.model.layers[0]  # as in a stage of a pipeline
+        rotary = model.model.rotary_emb(paddle.zeros([1]), inputs["position_ids"])
+        with pytest.raises(ValueError, match=message):
+            layer(
+                paddle.randn([1, LENGTH, 32]),
+                attn_mask_startend_row_indices=inputs[integration.INDICES],
+                position_embeddings=rotary,
+            )
 
 
 def test_a_model_that_is_not_registered_says_so():
@@ -685,6 +695,16 @@ def test_arguments_that_would_be_lost_raise(changes, error, message):
         call = AttentionInterface._global_mapping["flashmask"]
         with pytest.raises(error, match=message):
             call(paddle.nn.Layer(), query=x, key=x, value=x, **changes)
+
+
+@pytest.mark.parametrize("dtype", ["bool", "float32", "bfloat16", "float16"])
+def test_dense_masks_of_every_dtype(dtype):
+    wanted = np.tril(np.ones([1, 1, 4, 4], bool))
+    mask = paddle.to_tensor(wanted)
+    if dtype != "bool":
+        lowest = paddle.full([1], paddle.finfo(getattr(paddle, dtype)).min)
+        mask = paddle.where(mask, paddle.zeros([1]), lowest).astype(dtype)
+    np.testing.assert_array_equal(integration._visible(mask, 4), wanted)
 
 
 def test_dense_masks_are_read_once_and_let_go():
