@@ -1,4 +1,4 @@
-"""``python -m paddle_flashmask info`` and ``show``: what would run, and what a mask looks like."""
+"""``python -m paddle_flashmask``: ``info`` what would run, ``show`` a mask, ``bench`` one's own device."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ import platform
 import sys
 import warnings
 from collections.abc import Sequence
+from typing import Any
 
 import numpy as np
 
@@ -44,6 +45,29 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     show_parser.set_defaults(
         run=lambda options: show(options.mask, options.seqlen, options.seed, options.cells)
+    )
+
+    bench_parser = commands.add_parser(
+        "bench", help="time the masks on this device and compare with a dense mask, in about a minute"
+    )
+    bench_parser.add_argument(
+        "--shape",
+        type=_shape,
+        metavar="B,Sq,Sk,Hq,Hk,D[,Dv]",
+        help="default: 1,2048,2048,8,8,64 on a CPU, 4,8192,8192,32,32,128 on a GPU",
+    )
+    bench_parser.add_argument("--dtype", choices=DTYPES, help="default: float32 on a CPU, bfloat16 on a GPU")
+    bench_parser.add_argument("--device", choices=("cpu", "gpu"), help="default: Paddle's current one")
+    bench_parser.add_argument(
+        "--masks", nargs="+", metavar="MASK", help="names of masks; default: the paper's twelve"
+    )
+    bench_parser.add_argument(
+        "--seconds", type=float, default=60.0, help="to take, about; default: %(default)g"
+    )
+    bench_parser.set_defaults(
+        run=lambda options: bench(
+            options.shape, options.dtype, options.device, options.masks, options.seconds
+        )
     )
 
     options = parser.parse_args(arguments)
@@ -86,13 +110,9 @@ def info(shape: tuple[int, ...] | None, dtype: str, device: str | None) -> int:
         "python": f"{platform.python_version()} on {platform.platform()}",
         "numpy": np.__version__,
     }
-    try:
-        with warnings.catch_warnings():
-            # Paddle's import looks for a compiler's cache, but here nothing is compiled.
-            warnings.filterwarnings("ignore", "No ccache found", UserWarning)
-            import paddle
-    except ImportError as error:
-        _print_table({**lines, "paddle": f"cannot be imported: {error}"})
+    paddle, problem = _import_paddle()
+    if paddle is None:
+        _print_table({**lines, "paddle": f"cannot be imported: {problem}"})
         print("\nMasks work without Paddle; attention needs it: pip install paddlepaddle")
         return 1
     cuda = f"CUDA {paddle.version.cuda()}" if paddle.is_compiled_with_cuda() else "CPU build"
@@ -113,11 +133,62 @@ def info(shape: tuple[int, ...] | None, dtype: str, device: str | None) -> int:
         return 0
     device = device or paddle.device.get_device().partition(":")[0]
     kernel, reason = choose_kernel(shape, dtype, device)
-    sizes = ", ".join(
-        f"{n}={size}" for n, size in zip(("B", "Sq", "Sk", "Hq", "Hk", "D", "Dv"), shape, strict=True)
-    )
-    print(f"\n{sizes}, {dtype} on {device}: {kernel or 'NO KERNEL'} ({reason})")
+    print(f"\n{_sizes(shape)}, {dtype} on {device}: {kernel or 'NO KERNEL'} ({reason})")
     return 0 if kernel else 1
+
+
+def bench(
+    shape: tuple[int, ...] | None,
+    dtype: str | None,
+    device: str | None,
+    masks: Sequence[str] | None,
+    seconds: float,
+) -> int:
+    """Prints how fast the masks are on this device, and a verdict; 1 if nothing runs or results differ."""
+    from paddle_flashmask import _bench
+
+    paddle, problem = _import_paddle()
+    if paddle is None:
+        print(f"paddle cannot be imported: {problem}\n\nbench needs it: pip install paddlepaddle")
+        return 1
+    problem = _load_problem()
+    if problem is not None:
+        print(problem)
+        return 1
+    device = device or paddle.device.get_device().partition(":")[0]
+    shape, dtype = shape or _bench.DEFAULT_SHAPES[device], dtype or _bench.DEFAULT_DTYPES[device]
+    kernel, reason = choose_kernel(shape, dtype, device)
+    where = device if kernel is None else _device_name(paddle, device)
+    print(f"{_sizes(shape)}, {dtype} on {where}: {kernel or 'NO KERNEL'} ({reason})")
+    if kernel is None:
+        return 1
+    print()
+    report = _bench.measure(shape, dtype, device, masks or registry.names(paper_only=True), seconds)
+    print(_bench.render(report))
+    return int(report.verdict.startswith("WRONG"))
+
+
+def _import_paddle() -> tuple[Any, str | None]:
+    """Paddle, or None and why it cannot be imported."""
+    try:
+        with warnings.catch_warnings():
+            # Paddle's import looks for a compiler's cache, but here nothing is compiled.
+            warnings.filterwarnings("ignore", "No ccache found", UserWarning)
+            import paddle
+    except ImportError as error:
+        return None, str(error)
+    return paddle, None
+
+
+def _device_name(paddle: Any, device: str) -> str:
+    if device == "gpu":
+        return str(paddle.device.cuda.get_device_name())
+    return f"{os.cpu_count()} processors, {_cpu_threads()}"
+
+
+def _sizes(shape: tuple[int, ...]) -> str:
+    names = ("B", "Sq", "Sk", "Hq", "Hk", "D", "Dv")
+    return ", ".join(f"{name}={size}" for name, size in zip(names, shape, strict=True))
 
 
 def choose_kernel(shape: tuple[int, ...], dtype: str, device: str) -> tuple[str | None, str]:

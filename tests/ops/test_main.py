@@ -1,5 +1,6 @@
 """``python -m paddle_flashmask``: what it prints, and that ``show`` works without Paddle."""
 
+import io
 import subprocess
 import sys
 
@@ -66,6 +67,11 @@ def test_show_needs_no_paddle():
         (("info", "--shape", "1,2,3,4,x,6"), "expected integers"),
         (("info", "--shape", "1,2,3,4,3,6"), "Hk a divisor of Hq"),
         (("info", "--dtype", "int8"), "invalid choice: 'int8'"),
+        (
+            ("bench", "--shape", "1,2,3,4,2,64", "--device", "cpu"),
+            "expected Sq = Sk and sizes above 0, got 1,2,3",
+        ),
+        (("bench", "--masks", "cuasal", "--device", "cpu"), "expected one of full, causal,"),
         ((), "the following arguments are required: COMMAND"),
     ],
 )
@@ -175,3 +181,98 @@ def test_info_without_paddle(capsys, monkeypatch):
     assert status == 1
     assert "paddle            cannot be imported" in out
     assert "pip install paddlepaddle" in out
+
+
+def paddle_with_dense_masks():
+    """Paddle, if its own attention takes masks on a CPU."""
+    paddle = pytest.importorskip("paddle")
+    if paddle.__version__.startswith("2."):
+        pytest.skip("Paddle 2's own attention does not run on a CPU")
+    return paddle
+
+
+SMALL = ("--shape", "1,256,256,4,2,32", "--device", "cpu", "--seconds", "0.1")
+
+
+def test_bench(capsys):
+    paddle_with_dense_masks()
+    status, out = run(capsys, "bench", *SMALL, "--masks", "full", "causal_document", "sliding_window")
+    assert status == 0
+    lines = out.splitlines()
+    assert lines[0].startswith("B=1, Sq=256, Sk=256, Hq=4, Hk=2, D=32, Dv=32, float32 on ")
+    assert [line.split()[0] for line in lines[3:7]] == [
+        "full",
+        "causal_document",
+        "sliding_window",
+        "Paddle,",
+    ]
+    assert lines[3].split()[1] == "0.000"
+    assert lines[3].split()[-1] == "1.00"
+    assert lines[-1].startswith("packed documents (block sparsity ")
+    assert " times as fast as Paddle's dense mask and " in lines[-1]
+    assert capsys.readouterr().err == ""  # no bar but on a terminal
+
+
+def test_bench_takes_every_named_mask_and_says_which_it_had_no_time_for(capsys):
+    pytest.importorskip("paddle")
+    _, out = run(capsys, "bench", *SMALL[:-1], "0", "--dtype", "bfloat16")
+    *_, left, empty, verdict = out.splitlines()
+    assert "full" in out
+    assert left == f"no time for {', '.join(registry.names(paper_only=True)[1:])}: --seconds gives more"
+    assert empty == ""
+    assert verdict == "no verdict without causal_document"
+
+
+def test_bench_ends_with_an_error_when_results_differ(capsys, monkeypatch):
+    paddle = paddle_with_dense_masks()
+    attend = paddle_flashmask.attention
+
+    def shifted(*tensors, mask):
+        return attend(*tensors, mask=mask) + 0.5
+
+    monkeypatch.setattr(paddle_flashmask, "attention", shifted)
+    status, out = run(capsys, "bench", *SMALL, "--masks", "causal_document")
+    assert status == 1
+    assert out.splitlines()[-1].startswith("WRONG RESULTS: they differ from Paddle's attention by ")
+    assert paddle.device.get_device() == "cpu"
+
+
+def test_bench_says_why_a_dense_mask_did_not_run(capsys, monkeypatch):
+    pytest.importorskip("paddle")
+    from paddle_flashmask import _bench
+
+    def raise_error(mask, group):
+        raise MemoryError("too large")
+
+    monkeypatch.setattr(_bench, "_dense", raise_error)
+    status, out = run(capsys, "bench", *SMALL, "--masks", "causal_document")
+    assert status == 0
+    assert "Paddle's attention with a dense mask did not run: too large" in out
+
+
+def test_bench_shows_a_bar_on_a_terminal():
+    from paddle_flashmask._bench import Progress
+
+    class Terminal(io.StringIO):
+        def isatty(self):
+            return True
+
+    terminal = Terminal()
+    progress = Progress(2, terminal)
+    progress.show("full")
+    progress.show("causal")
+    progress.clear()
+    first, second, *_ = terminal.getvalue().split("\r")[1:]
+    assert first == f"[{'.' * 30}] {'full':<28}"
+    assert second == f"[{'#' * 15}{'.' * 15}] {'causal':<28}"
+
+
+def test_bench_without_a_kernel_or_paddle(capsys, monkeypatch):
+    pytest.importorskip("paddle")
+    status, out = run(capsys, "bench", "--device", "gpu", "--dtype", "float32")
+    assert status == 1
+    assert "NO KERNEL" in out
+    monkeypatch.setitem(sys.modules, "paddle", None)
+    status, out = run(capsys, "bench")
+    assert status == 1
+    assert out.startswith("paddle cannot be imported: ")
