@@ -324,7 +324,8 @@ def draw(rows: Rows, path: Path) -> None:
             axis.set_ylim(bottom=0)
     axes[0, 0].set_ylabel("tokens/s")
     axes[1, 0].set_ylabel("peak memory, GiB")
-    axes[0, 0].legend(frameon=False, fontsize=8)
+    if axes[0, 0].has_data():
+        axes[0, 0].legend(frameon=False, fontsize=8)
     figure.suptitle(f"{rows[0]['card']}, {rows[0]['layers']} layers of Llama-2-7B", fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)

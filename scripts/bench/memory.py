@@ -399,9 +399,10 @@ def draw(rows: Rows, path: Path) -> None:
                 axis.plot(*zip(*sorted(found.items()), strict=True), ".-", color=colors[name], label=name)
         axis.set_title(title, fontsize=10)
         axis.set_xscale("log", base=2)
-        axis.set_yscale("log")
+        axis.set_yscale("log", nonpositive="clip")
         axis.set_xlabel("tokens")
-        axis.legend(frameon=False, fontsize=8)
+        if axis.has_data():
+            axis.legend(frameon=False, fontsize=8)
     figure.suptitle(rows[0]["card"], fontsize=10)
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)

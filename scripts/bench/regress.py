@@ -1,0 +1,144 @@
+"""Compare a kernel benchmark with stored ratios of the same kernels and card; name what got slower.
+
+python scripts/bench/regress.py docs/results/kernels_sm90.csv           # fails when a ratio fell by over 3 %
+python scripts/bench/regress.py docs/results/kernels_sm90.csv --store   # keeps the new ratios
+
+Milliseconds differ from card to card and from day to day; what is kept are ratios within one run: our TFLOP/s
+to those of the large matmul timed in turns with it, and our speed to each peer's. They are in
+docs/results/ratios, a CSV file per kernels and card. Of the benchmark's file, the newest version of the
+kernels counts. What was not measured again stays as it is. Needs no torch.
+"""
+
+from __future__ import annotations
+
+import argparse
+import csv
+import re
+import sys
+from collections.abc import Iterator
+from dataclasses import astuple, dataclass, fields
+from pathlib import Path
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
+sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
+
+from cells import DIRECTIONS, PEER_NAMES, ROOT, Case, deterministic, read_rows
+from report import cards
+from results import Results, length_name
+
+TOLERANCE = 0.03
+MATMUL = "matmul"
+FOLDER = ROOT / "docs" / "results" / "ratios"
+
+
+@dataclass(frozen=True)
+class Key:
+    """What a ratio is of: ours, or ours in deterministic mode, to the matmul or a peer."""
+
+    case: Case
+    direction: str
+    ours: str
+    against: str
+
+    def __str__(self) -> str:
+        case, how = self.case, "" if self.ours in ("sm80", "sm90", "cuda", "") else f" ({self.ours})"
+        heads = f", {case.heads}:{case.kv_heads} heads" if case.kv_heads else ""
+        place = f"{case.mask} {length_name(case.seqlen)} D={case.head_dim}{heads} {self.direction}{how}"
+        return f"{place} / {PEER_NAMES.get(self.against, self.against)}"
+
+
+Ratios = dict[Key, float]
+COLUMNS = [*(field.name for field in fields(Case)), "direction", "ours", "against", "ratio"]
+
+
+def ratios(results: Results) -> Ratios:
+    """Return every ratio of the newest measurements."""
+    found: Ratios = {}
+    cases = dict.fromkeys(row.case for row in results.rows)
+    for case in cases:
+        for direction in DIRECTIONS:
+            for ours in (results.kernels, deterministic(results.kernels)):
+                for row in results.find((case, direction, ours)):
+                    found[Key(case, direction, ours, MATMUL)] = row.share
+                for peer in PEER_NAMES:
+                    ratio = results.ratio(case, direction, peer, ours)
+                    if ratio is not None:
+                        found[Key(case, direction, ours, peer)] = ratio
+    return found
+
+
+def path_of(kernels: str, card: str, folder: Path = FOLDER) -> Path:
+    """Return where the ratios of kernels on a card are kept."""
+    return folder / f"{kernels}_{re.sub(r'[^a-z0-9]+', '_', card.lower()).strip('_')}.csv"
+
+
+def read(path: Path) -> Ratios:
+    """Read stored ratios; none when there is no file."""
+    if not path.exists():
+        return {}
+    found: Ratios = {}
+    with path.open(newline="") as file:
+        for line in csv.DictReader(file):
+            sizes = {f.name: line[f.name] if f.name == "mask" else int(line[f.name]) for f in fields(Case)}
+            key = Key(Case(**sizes), line["direction"], line["ours"], line["against"])
+            found[key] = float(line["ratio"])
+    return found
+
+
+def write(path: Path, stored: Ratios) -> None:
+    """Write ratios, sorted so that a difference of two versions is small."""
+    path.parent.mkdir(parents=True, exist_ok=True)
+    lines = [
+        (*astuple(key.case), key.direction, key.ours, key.against, f"{ratio:.4f}")
+        for key, ratio in stored.items()
+    ]
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        writer.writerows(sorted(lines))
+
+
+def compare(stored: Ratios, measured: Ratios, tolerance: float = TOLERANCE) -> Iterator[tuple[float, str]]:
+    """Return how many times as fast as before and a line, for what got slower or faster by more than that."""
+    for key in stored.keys() & measured.keys():
+        change = measured[key] / stored[key]
+        if not 1 - tolerance <= change <= 1 + tolerance:
+            word = "slower" if change < 1 else "faster"
+            values = f"{stored[key]:.3f} before, {measured[key]:.3f} now"
+            yield change, f"{word} by {100 * abs(change - 1):.1f} %: {key} ({values})"
+
+
+def main() -> None:
+    """Compare, and store if that is asked for."""
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
+    parser.add_argument("csv", type=Path, help="of scripts/bench/kernels.py")
+    parser.add_argument("--store", action="store_true", help="keep what was measured")
+    parser.add_argument(
+        "--ratios", type=Path, default=FOLDER, help="the folder; default: docs/results/ratios"
+    )
+    parser.add_argument("--tolerance", type=float, default=TOLERANCE, help="default: %(default)s")
+    arguments = parser.parse_args()
+    rows = read_rows(arguments.csv)
+    if not rows:
+        parser.error(f"{arguments.csv}: there are no rows")
+    slower = 0
+    for kernels in dict.fromkeys(row.run.kernels for row in rows):
+        for card in cards(rows, kernels):
+            path = path_of(kernels, card, arguments.ratios)
+            stored, measured = read(path), ratios(Results(rows, kernels, card))
+            changes = sorted(compare(stored, measured, arguments.tolerance))
+            slower += sum(change < 1 for change, _ in changes)
+            compared = len(stored.keys() & measured.keys())
+            print(f"{kernels} on {card}: {compared} of {len(stored)} stored ratios were measured again")
+            print(*(f"  {line}" for _, line in changes), sep="\n", end="\n" if changes else "")
+            if arguments.store:
+                write(path, stored | measured)
+                print(f"stored {len(measured)} ratios in {path}")
+    if slower and not arguments.store:
+        sys.exit(f"{slower} ratios fell by more than {100 * arguments.tolerance:g} %")
+
+
+if __name__ == "__main__":
+    main()

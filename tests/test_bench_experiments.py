@@ -1,0 +1,297 @@
+"""The experiments beside the kernel tables: data, files, what they conclude, and small runs on a CPU."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts" / "bench"))
+
+import end_to_end
+import inference
+import memory
+import paper_data
+import provenance
+import regress
+import sparsity
+from cells import ROOT, Row, Run
+from provenance import Log
+from results import Results
+
+RUN = Run("2026-01-01T00:00:00Z", "sm90", "abc", "123", "NVIDIA H200", "1.0", "2.11", "python x.py")
+PROVENANCE = {"card": "a card", "sources": "abc", "commit": "1", "kernels": "sm90", "driver": "1"}
+PROVENANCE |= {"torch": "2", "started": "2026-01-01", "command": "python x.py"}
+
+
+# Data
+
+
+@pytest.mark.parametrize("kind", paper_data.SPARSITY_SETTINGS)
+def test_sparsity_samples_fill_their_buckets(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(paper_data, "DRAWS", 2000)
+    setting = paper_data.SPARSITY_SETTINGS[kind]
+    samples = paper_data.sparsity_samples(kind, seqlen=8192, per_bucket=1)
+    found = sorted(int((sample.rho - setting.lowest) / paper_data.BUCKET) for sample in samples)
+    assert len(found) == len(set(found)) >= 0.7 * setting.buckets
+    for sample in samples:
+        assert sum(question + sum(answers) for question, answers in sample.documents) == 8192
+        assert sample.hidden == pytest.approx(sample.rho, abs=0.06)
+        assert sample.rho <= sample.hidden + 1e-3
+        low, high = setting.documents
+        assert low <= len(sample.documents) <= high
+        if kind == "share_question":
+            assert all(2 <= len(answers) <= 6 for _, answers in sample.documents)
+
+
+@pytest.mark.parametrize(("name", "answers", "most"), [("sft", 1, 10), ("dpo", 2, 10), ("rm", 6, 3)])
+def test_training_samples_are_the_papers(name: str, answers: int, most: int) -> None:
+    task = paper_data.TASKS[name]
+    samples = paper_data.training_samples(name, 4096)
+    assert len(samples) == 240
+    for sample in samples:
+        assert sum(question + sum(sizes) for question, sizes in sample.documents) == 4096
+        *documents, last = sample.documents if not sample.documents[-1][1] else (*sample.documents, (0, ()))
+        assert last[0] <= task.padding
+        assert 1 <= len(documents) <= most
+        for question, sizes in documents:
+            assert len(sizes) == answers
+            assert question + sum(sizes) >= task.minimum
+            assert all(0.08 * question < size < 0.22 * question for size in sizes if question > 100)
+    bins = paper_data.binned(samples)
+    assert len(bins) <= 10
+    assert sum(weight for _, weight in bins) == 240
+    assert [sample.hidden for sample, _ in bins] == sorted(sample.hidden for sample, _ in bins)
+
+
+@pytest.mark.parametrize("kind", ["causal_document", "share_question", "document"])
+def test_rules_are_the_masks(kind: str) -> None:
+    sample = paper_data.Sample(kind, ((5, (3, 2)), (7, (1,)), (6, ())))
+    rule = paper_data.make_rule(kind, paper_data.token_arrays(sample))
+    i, j = np.arange(24)[:, None], np.arange(24)[None]
+    np.testing.assert_array_equal(rule(i, j), sample.mask.to_dense()[0, 0])
+
+
+# Files
+
+
+def test_log_survives_and_resumes(tmp_path: Path) -> None:
+    path = tmp_path / "folder" / "log.csv"
+    log = Log(path, ["mask", "value"], RUN)
+    log.add({"mask": "a, b", "value": 0.123456789})
+    log.add({"mask": "c"})
+    again = Log(path, ["mask", "value"], replace(RUN, started="later"))
+    assert again.newest(mask="a, b")["value"] == "0.123457"
+    assert again.newest(mask="c", value="") is not None
+    assert again.newest(mask="d") is None
+    assert Log(path, ["mask", "value"], replace(RUN, sources="new")).newest(mask="c") is None
+    assert Log(path, ["mask", "value"], replace(RUN, card="another")).newest(mask="c") is None
+    with pytest.raises(ValueError, match="expected the columns"):
+        Log(path, ["mask"], RUN)
+    later = Log(path, ["mask", "value"], replace(RUN, started="2027", sources="new"))
+    later.add({"mask": "e"})
+    assert [row["mask"] for row in provenance.newest_of(Log(path, ["mask", "value"]).rows)] == ["e"]
+
+
+def test_recorded_command_names_what_matters() -> None:
+    parser = argparse.ArgumentParser()
+    parser.add_argument("--lengths", nargs="+", type=int, default=[1])
+    parser.add_argument("--per-bucket", type=int)
+    parser.add_argument("--csv", type=Path)
+    arguments = parser.parse_args(["--per-bucket", "3", "--csv", "x.csv", "--lengths", "1"])
+    command = provenance.recorded_command("x.py", parser, arguments)
+    assert command == "python scripts/bench/x.py --per-bucket 3"
+
+
+# Conclusions
+
+
+def sparsity_rows(noise: float) -> list[dict[str, str]]:
+    rng = np.random.default_rng(0)
+    rows = []
+    for kind in paper_data.SPARSITY_SETTINGS:
+        for rho in np.linspace(0.5, 0.9, 9):
+            milliseconds = 2 + 10 * (1 - rho) + noise * rng.standard_normal()
+            row = {"mask": kind, "seqlen": "32768", "heads": "32", "head_dim": "128", "checked": ""}
+            rows.append(PROVENANCE | row | {"rho": str(rho), "milliseconds": str(milliseconds)})
+    return rows
+
+
+def test_latency_is_fitted_by_a_line(tmp_path: Path) -> None:
+    line = sparsity.fit([0.0, 0.5, 1.0], [12.0, 7.0, 2.0])
+    assert (line.intercept, line.slope, line.r_squared) == pytest.approx((2.0, 10.0, 1.0))
+    assert line.at(0.5) == pytest.approx(7.0)
+    bent = sparsity.fit([0.0, 0.5, 1.0], [12.0, 10.0, 2.0])
+    assert bent.r_squared < 0.95
+    assert bent.worst == pytest.approx(2 / 13)
+    assert sparsity.render(sparsity_rows(0.0)).count("| met |") == 3
+    assert sparsity.render(sparsity_rows(1.0)).count("| NOT met |") == 3
+    pytest.importorskip("matplotlib")
+    sparsity.draw(sparsity_rows(0.1), tmp_path / "x.png")
+    assert (tmp_path / "x.png").exists()
+
+
+def memory_row(
+    part: str, name: str, seqlen: int, quantity: str, value: float, note: str = ""
+) -> dict[str, str]:
+    row = {"part": part, "name": name, "seqlen": str(seqlen), "quantity": quantity, "value": str(value)}
+    return PROVENANCE | row | {"unit": "", "status": "failed" if note else "ok", "note": note}
+
+
+def test_memory_is_written_down(tmp_path: Path) -> None:
+    rows = [
+        memory_row("mask", "ours", 4096, "causal_document", 2**14),
+        memory_row("mask", "flex", 4096, "causal_document", 2**20),
+        memory_row("peak", "ours", 4096, "peak", 2**25),
+        memory_row("peak", "ours", 4096, "time", 1.5),
+        memory_row("peak", "dense", 4096, "", 0, "out of memory"),
+        memory_row("batch", "ours", 4096, "new mask", 0.25),
+        memory_row("batch", "ours", 4096, "first call", 7.5),
+        memory_row("layer", "ours", 4096, "parameters of a layer", 2**28),
+        memory_row("layer", "ours", 4096, "input of a layer", 2**25),
+        memory_row("layer", "ours", 4096, "peak of a layer", 2**30),
+    ]
+    text = memory.render(rows)
+    assert "| 4K | 0.0156 | nan | nan | nan | 16 | 32 | 1 |" in text
+    assert "| 4K | 32 | out of memory |  |" in text
+    assert "| 4K | 1.50 | out of memory |  |" in text
+    assert "| 4K | 0.25 |  |" in text
+    assert "| 4K | 8.00 | 1.00 |  |  | 1.00 | 10.00 |" in text
+    pytest.importorskip("matplotlib")
+    memory.draw(rows, tmp_path / "x.png")
+    assert (tmp_path / "x.png").exists()
+
+
+def step_row(method: str, seconds: float, weight: int, note: str = "") -> dict[str, str]:
+    row = {"task": "sft", "seqlen": "4096", "layers": "2", "method": method, "weight": str(weight)}
+    status = {"status": "failed" if note else "ok", "note": note}
+    return PROVENANCE | row | status | {"seconds": str(seconds), "peak_bytes": str(2**31)}
+
+
+def test_tokens_per_second_weigh_samples_as_their_bins(tmp_path: Path) -> None:
+    rows = [step_row("ours", 1.0, 3), step_row("ours", 5.0, 1), step_row("flex", 4.0, 4)]
+    rows += [step_row("dense", 1.0, 3), step_row("dense", 0.0, 1, "out of memory")]
+    assert end_to_end.rates(rows, "sft", "ours") == {4096: (4096 * 4 / 8, 2.0)}
+    assert end_to_end.rates(rows, "sft", "dense") == {}
+    text = end_to_end.render(rows)
+    assert "| 4K | 2,048 | 2.0 | 1,024 (2.00) | 2.0 | out of memory |  |  |  |" in text
+    pytest.importorskip("matplotlib")
+    end_to_end.draw(rows, tmp_path / "x.png")
+    assert (tmp_path / "x.png").exists()
+
+
+def kernel_row(name: str, milliseconds: float, *, direction: str = "forward", share: float = 0.5) -> Row:
+    case = inference.inference_case("document", 8192)
+    tflops = case.flops(direction, 0.75) / milliseconds / 1e9
+    timing = {"milliseconds": milliseconds, "tflops": tflops, "matmul_tflops": tflops / share}
+    return Row(RUN, case, direction, name, "ok", "", rho=0.75, visible_area=1, seconds=1.0, **timing)
+
+
+def test_inference_tables_are_the_papers() -> None:
+    rows = [kernel_row("sm90", 0.5), kernel_row("flashinfer_sparse", 1.0)]
+    rows.append(replace(kernel_row("flex", 1.0), status="failed", reason="no"))
+    text = inference.render(rows, "sm90")
+    assert "### document" in text
+    assert "| FlashInfer, block-sparse | 8K | 64 | 0.7500 | 1.000 | 0.2749 | 274.9 | 2.00 |" in text
+    assert "| Flex | 8K |  |  | failed |  |  |  |" in text
+    assert "| paddle_flashmask | 8K |  | 0.7500 | 0.500 | 0.2749 | 549.8 |  |" in text
+
+
+def test_what_got_slower_is_named(tmp_path: Path) -> None:
+    def measured(milliseconds: float, share: float) -> regress.Ratios:
+        rows = [kernel_row("sm90", milliseconds, share=share), kernel_row("flex", 2.0)]
+        return regress.ratios(Results(rows, "sm90", RUN.card))
+
+    before = measured(1.0, 0.80)
+    path = regress.path_of("sm90", RUN.card, tmp_path)
+    assert path.name == "sm90_nvidia_h200.csv"
+    assert regress.read(path) == {}
+    regress.write(path, before)
+    stored = regress.read(path)
+    assert stored == before
+    assert [*regress.compare(stored, measured(1.02, 0.79))] == []
+    changes = sorted(regress.compare(stored, measured(1.25, 0.90)))
+    case = "document 8K D=128, 32:8 heads forward"
+    assert [line for _, line in changes] == [
+        f"slower by 20.0 %: {case} / Flex (2.000 before, 1.600 now)",
+        f"faster by 12.5 %: {case} / matmul (0.800 before, 0.900 now)",
+    ]
+    assert [*regress.compare(stored, {})] == []
+
+
+# Small runs, where torch is
+
+
+@pytest.fixture(scope="module")
+def library() -> Path:
+    """The operators' own library has the C interface too."""
+    pytest.importorskip("torch")
+    pytest.importorskip("paddle")  # what it is linked to
+    path = ROOT / "paddle_flashmask" / "_C.so"
+    if not path.exists():
+        pytest.skip("the operators are not built")
+    return path
+
+
+def test_torch_attention_has_the_gradients_of_the_definition(library: Path) -> None:
+    import measure
+    import torch
+    from torch_attention import Attention, load
+
+    sample = paper_data.Sample("share_question", ((40, (20, 10)), (30, (15,))))
+    q, k, v, dout = torch.randn(4, 1, 115, 2, 16, generator=torch.Generator().manual_seed(0))
+    inputs = [x.requires_grad_() for x in (q, k, v)]
+    out = Attention(load(library, "cuda", "cpu"), sample.mask, "cpu")(*inputs)
+    gradients = torch.autograd.grad(out, inputs, dout.expand_as(out))
+    expected = measure.reference_head(*(x.detach()[0, :, 1] for x in (*inputs, dout)), sample.mask)
+    for name, found in zip(("o", "dq", "dk", "dv"), (out, *gradients), strict=True):
+        torch.testing.assert_close(found.detach()[0, :, 1], expected[name], atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("module", "options", "says"),
+    [
+        (sparsity, ["--seqlen", "1024", "--heads", "1", "--head-dim", "16", "--per-bucket", "1"], "R²"),
+        (memory, ["--lengths", "256", "--no-flex"], "Bytes of a mask"),
+        (
+            end_to_end,
+            ["--lengths", "256", "--bins", "2", "--tasks", "lora", "--methods", "ours", "vanilla"],
+            "| 256 |",
+        ),
+    ],
+)
+def test_experiments_run_and_resume(module, options, says, library, tmp_path, monkeypatch, capsys) -> None:
+    pytest.importorskip("matplotlib")
+    monkeypatch.setattr(paper_data, "DRAWS", 300)
+    files = ["--csv", str(tmp_path / "x.csv"), "--library", str(library), "--commit", "1"]
+    monkeypatch.setattr(sys, "argv", ["x.py", "--device", "cpu", *options, *files])
+    module.main()
+    assert says in (tmp_path / "x.md").read_text()
+    assert (tmp_path / "x.png").exists()
+    measured = (tmp_path / "x.csv").read_text()
+    assert "failed" not in measured
+    module.main()
+    assert (tmp_path / "x.csv").read_text() == measured
+    monkeypatch.setattr(sys, "argv", ["x.py", "--report-only", *files[:2]])
+    module.main()
+    assert says in capsys.readouterr().out
+
+
+def test_wrong_results_are_not_timed(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("matplotlib")
+    import torch_attention
+
+    forward = torch_attention.Attention.forward
+    monkeypatch.setattr(torch_attention.Attention, "forward", lambda *a: tuple(x + 0.1 for x in forward(*a)))
+    files = ["--csv", str(tmp_path / "x.csv"), "--library", str(library), "--commit", "1"]
+    options = ["--lengths", "256", "--bins", "1", "--tasks", "sft", "--methods", "ours"]
+    monkeypatch.setattr(sys, "argv", ["x.py", "--device", "cpu", *options, *files])
+    end_to_end.main()
+    [row] = Log(tmp_path / "x.csv", end_to_end.COLUMNS).rows
+    assert row["status"] == "failed"
+    assert row["note"].startswith("WrongResultError: ")
+    assert row["seconds"] == ""
