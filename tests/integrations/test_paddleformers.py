@@ -323,9 +323,14 @@ def test_dropout_is_for_training_only():
         drawn = [float(model(**inputs)[0]) for _ in range(2)]
         model.eval()
         kept = [float(model(**inputs)[0]) for _ in range(2)]
-    assert drawn[0] != drawn[1]
-    assert kept[0] == kept[1]
-    assert kept[0] not in drawn
+        assert drawn[0] != drawn[1]
+        assert kept[0] == kept[1]
+        assert kept[0] not in drawn
+        layer, x = paddle.nn.Layer(), paddle.randn([1, 2, 8, 4])
+        layer.eval()  # whatever it passes
+        call = AttentionInterface._global_mapping["flashmask"]
+        one, other = (call(layer, query=x, key=x, value=x, dropout=p)[0].numpy() for p in (0.0, 0.5))
+    np.testing.assert_array_equal(one, other)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -515,6 +520,13 @@ def test_window_indices_equal_the_masks_algebra(data):
         np.testing.assert_array_equal(got, np.broadcast_to(wanted, got.shape))
 
 
+def test_rows_above_the_diagonal_are_no_second_interval():
+    columns = paddle.arange(9, dtype="int32").reshape([1, 1, -1, 1])
+    combined = integration._window_indices(paddle.concat([columns * 0, columns], -1), WINDOW).numpy()
+    assert combined[0, 0, :, 0].tolist() == [4, 5, 6, 7, 8, 0, 0, 0, 0]  # the window hides nothing from 5 on
+    assert combined[0, 0, :, 1].tolist() == [9, 9, 9, 9, 9, 5, 6, 7, 8]
+
+
 def _runs(hidden):
     """How many runs of rows are hidden."""
     return int(hidden[:1].sum() + (hidden[1:] & ~hidden[:-1]).sum())
@@ -545,7 +557,7 @@ def test_generation_equals_dense_attention(family):
 
 def generate(model, input_ids, **inputs):
     options = {"decode_strategy": "greedy_search", "max_new_tokens": 6, "eos_token_id": 0, "pad_token_id": 0}
-    return model.eval().generate(input_ids, **options, **inputs)
+    return model.eval().generate(input_ids, use_cache=True, **options, **inputs)
 
 
 @pytest.mark.parametrize("family", WITH_WINDOW)
