@@ -28,8 +28,9 @@ from typing import TYPE_CHECKING, Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
+import provenance
 from paper_data import TASKS, Sample, binned, make_rule, token_arrays, training_samples
-from provenance import Log, describe, newest_of
+from provenance import Log, describe
 from results import length_name, markdown_table
 
 if TYPE_CHECKING:
@@ -54,18 +55,16 @@ Rows = Sequence[Mapping[str, str]]
 
 def parse_arguments() -> tuple[argparse.Namespace, str]:
     """Return the arguments, and the command to record."""
-    import experiment
-
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    experiment.add_arguments(parser, "end_to_end")
+    provenance.add_arguments(parser, "end_to_end")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--bins", type=int, default=10, help="of sparsity; one step of each is run")
-    return experiment.parse(parser, "end_to_end.py")
+    return provenance.parse(parser, "end_to_end.py")
 
 
 class Methods:
@@ -327,7 +326,6 @@ def draw(rows: Rows, path: Path) -> None:
     if axes[0, 0].has_data():
         axes[0, 0].legend(frameon=False, fontsize=8)
     figure.suptitle(f"{rows[0]['card']}, {rows[0]['layers']} layers of Llama-2-7B", fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
@@ -337,10 +335,7 @@ def main() -> None:
     arguments, command = parse_arguments()
     if not arguments.report_only:
         run(arguments, command)
-    rows = newest_of(Log(arguments.csv, COLUMNS).rows)
-    arguments.markdown.write_text(render(rows))
-    draw(rows, arguments.figure)
-    print(render(rows))
+    provenance.report(arguments, COLUMNS, render, draw)
 
 
 if __name__ == "__main__":

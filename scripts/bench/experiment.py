@@ -1,4 +1,4 @@
-"""What the experiments beside the kernel tables share: command line, device, clock. Needs torch."""
+"""The device of the experiments beside the kernel tables: its kernels, clock and memory. Needs torch."""
 
 from __future__ import annotations
 
@@ -6,43 +6,14 @@ import argparse
 import platform
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import ckernels
 import kernel_calls
 import measure
 import torch
-from cells import ROOT, Run
-from provenance import make_run, recorded_command
-
-RESULTS = ROOT / "docs" / "results"
-
-
-def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
-    """Add the options that every experiment has; results are called ``name``."""
-    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: to try it out")
-    parser.add_argument("--kernels", default="cuda", choices=["sm80", "sm90", "cuda"], help="cuda: the best")
-    parser.add_argument("--library", type=Path, help="default: build/libflashmask_<device>.so")
-    parser.add_argument("--commit", help="recorded with the rows; by default git is asked")
-    parser.add_argument("--csv", type=Path, default=RESULTS / f"{name}.csv", help="default: %(default)s")
-    parser.add_argument("--markdown", type=Path, help="default: the CSV file's name, .md")
-    parser.add_argument(
-        "--figure", type=Path, help="default: docs/images/<name>.png for the default CSV file"
-    )
-    parser.add_argument("--report-only", action="store_true", help="measure nothing")
-
-
-def parse(parser: argparse.ArgumentParser, script: str) -> tuple[argparse.Namespace, str]:
-    """Return the arguments, with paths filled in, and the command to record."""
-    arguments = parser.parse_args()
-    command = recorded_command(script, parser, arguments)
-    arguments.library = arguments.library or ROOT / "build" / f"libflashmask_{arguments.device}.so"
-    in_docs = arguments.csv == parser.get_default("csv")
-    images = ROOT / "docs" / "images" if in_docs else arguments.csv.parent
-    arguments.figure = arguments.figure or images / arguments.csv.with_suffix(".png").name
-    arguments.markdown = arguments.markdown or arguments.csv.with_suffix(".md")
-    return arguments, command
+from cells import Run
+from provenance import make_run
 
 
 class Device:

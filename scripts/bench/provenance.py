@@ -1,13 +1,14 @@
-"""Where numbers come from, and a CSV of them that grows row by row. No torch."""
+"""Where numbers come from, a CSV of them that grows row by row, and experiments' command line. No torch."""
 
 from __future__ import annotations
 
 import argparse
 import csv
 import datetime
+import importlib.util
 import shlex
 import subprocess
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
@@ -15,6 +16,7 @@ from typing import Any
 
 from cells import ROOT, Run, hash_sources
 
+RESULTS = ROOT / "docs" / "results"
 UNRECORDED = ("csv", "markdown", "figure", "charts", "resume", "commit", "library")
 RUN_COLUMNS = [field.name for field in fields(Run)]
 
@@ -121,3 +123,51 @@ def describe(rows: Sequence[Mapping[str, str]]) -> str:
     lines += [f"- runs of {' to '.join(dict.fromkeys((starts[0], starts[-1])))}"]
     lines += [f"- `{command}`" for command in dict.fromkeys(row["command"] for row in rows)]
     return "\n".join(lines)
+
+
+def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
+    """Add the options that every experiment has; results are called ``name``."""
+    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: to try it out")
+    parser.add_argument("--kernels", default="cuda", choices=["sm80", "sm90", "cuda"], help="cuda: the best")
+    parser.add_argument("--library", type=Path, help="default: build/libflashmask_<device>.so")
+    parser.add_argument("--commit", help="recorded with the rows; by default git is asked")
+    parser.add_argument("--csv", type=Path, default=RESULTS / f"{name}.csv", help="default: %(default)s")
+    parser.add_argument("--markdown", type=Path, help="default: the CSV file's name, .md")
+    parser.add_argument(
+        "--figure", type=Path, help="default: docs/images/<name>.png for the default CSV file"
+    )
+    parser.add_argument("--report-only", action="store_true", help="measure nothing")
+
+
+def parse(parser: argparse.ArgumentParser, script: str) -> tuple[argparse.Namespace, str]:
+    """Return the arguments, with paths filled in, and the command to record."""
+    arguments = parser.parse_args()
+    command = recorded_command(script, parser, arguments)
+    arguments.library = arguments.library or ROOT / "build" / f"libflashmask_{arguments.device}.so"
+    in_docs = arguments.csv == parser.get_default("csv")
+    images = ROOT / "docs" / "images" if in_docs else arguments.csv.parent
+    arguments.figure = arguments.figure or images / arguments.csv.with_suffix(".png").name
+    arguments.markdown = arguments.markdown or arguments.csv.with_suffix(".md")
+    return arguments, command
+
+
+def report(
+    arguments: argparse.Namespace,
+    columns: Sequence[str],
+    render: Callable[..., str],
+    draw: Callable[..., None],
+) -> None:
+    """Write the rows of the newest card and sources to the document and the figure; print them."""
+    rows = newest_of(Log(arguments.csv, columns).rows)
+    if not rows:
+        print(f"{arguments.csv}: nothing was measured")
+        return
+    text = render(rows)
+    arguments.markdown.parent.mkdir(parents=True, exist_ok=True)
+    arguments.markdown.write_text(text)
+    print(text)
+    if importlib.util.find_spec("matplotlib") is None:
+        print(f"{arguments.figure} was not drawn: matplotlib is missing; --report-only draws it elsewhere")
+        return
+    arguments.figure.parent.mkdir(parents=True, exist_ok=True)
+    draw(rows, arguments.figure)

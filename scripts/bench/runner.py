@@ -83,7 +83,8 @@ class Bench:
         data = Data(case)
         for name in self.implementations(case, "forward"):
             if name in PEERS:
-                outcome = self._make(partial(PEERS[name].job, case, data), {})
+                backward = "backward" in self.arguments.directions
+                outcome = self._make(partial(PEERS[name].job, case, data, backward=backward), {})
                 if outcome.job is None:
                     print(f"{case.mask}, {name}: {outcome.reason}")
         torch._dynamo.reset()

@@ -25,8 +25,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
+import provenance
 from paper_data import BUCKET, SPARSITY_SETTINGS, Sample, sparsity_samples
-from provenance import Log, describe, newest_of
+from provenance import Log, describe
 from results import markdown_table
 
 COLUMNS = ["mask", "seqlen", "heads", "head_dim", "sample", "rho", "checked", "milliseconds", "forward"]
@@ -60,12 +61,10 @@ def fit(rhos: Sequence[float], milliseconds: Sequence[float]) -> Line:
 
 def parse_arguments() -> tuple[argparse.Namespace, str]:
     """Return the arguments, and the command to record."""
-    import experiment
-
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    experiment.add_arguments(parser, "sparsity")
+    provenance.add_arguments(parser, "sparsity")
     kinds = list(SPARSITY_SETTINGS)
     parser.add_argument("--masks", nargs="+", default=kinds, choices=kinds)
     parser.add_argument("--per-bucket", type=int, help="samples; default: the paper's 182, 175, 374 in all")
@@ -73,7 +72,7 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--repetitions", type=int, default=5, help="after one warm-up; the median counts")
-    return experiment.parse(parser, "sparsity.py")
+    return provenance.parse(parser, "sparsity.py")
 
 
 def run(arguments: argparse.Namespace, command: str) -> None:
@@ -185,7 +184,6 @@ def draw(rows: Rows, path: Path) -> None:
     bottom.set_ylabel("residual, ms")
     bottom.set_xlabel("block sparsity")
     top.set_title(f"{rows[0]['card']}: {rows[0]['seqlen']} tokens, {rows[0]['heads']} heads", fontsize=10)
-    path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
@@ -195,10 +193,7 @@ def main() -> None:
     arguments, command = parse_arguments()
     if not arguments.report_only:
         run(arguments, command)
-    rows = newest_of(Log(arguments.csv, COLUMNS).rows)
-    arguments.markdown.write_text(render(rows))
-    draw(rows, arguments.figure)
-    print(render(rows))
+    provenance.report(arguments, COLUMNS, render, draw)
 
 
 if __name__ == "__main__":
