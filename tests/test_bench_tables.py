@@ -17,6 +17,7 @@ import cells
 import flex_masks
 import report
 from cells import Case, Row, Run, paper_case
+from paper_data import PUBLISHED
 
 CARD = "a card"
 RUN = Run("2026-01-01T00:00:00Z", "sm80", "abc", "123", CARD, "1.0", "2.11", "python kernels.py --peers fa2")
@@ -58,6 +59,19 @@ def test_paper_setting() -> None:
     assert paper_case("causal", 131072, 64) == Case("causal", 131072, 64, batch=1, heads=64)
     assert paper_case("full", 8192, 128).flops("forward", 0.0) == 4 * 8192**2 * 4096 * 16
     assert paper_case("full", 8192, 128).flops("backward", 0.5) == 1.25 * 4 * 8192**2 * 4096 * 16
+
+
+@pytest.mark.parametrize(
+    ("seqlen", "sparsities"),
+    [(8192, (0.91, 0.86, 0.37)), (32768, (0.97, 0.95, 0.37)), (131072, (0.97, 0.95, 0.37))],
+)
+def test_published_masks_are_as_sparse_as_in_the_papers_tables(
+    seqlen: int, sparsities: tuple[float, ...]
+) -> None:
+    """Share question, prefix document, prefix causal; the mean of five samples, as there."""
+    for name, sparsity in zip(PUBLISHED, sparsities, strict=True):
+        samples = [paper_case(name, seqlen, 64, seed).build_mask().block_sparsity(128) for seed in range(5)]
+        assert np.mean(samples) == pytest.approx(sparsity, abs=0.03)
 
 
 def test_case_that_shows_the_search_has_whole_tiles_only() -> None:
@@ -173,12 +187,13 @@ def test_document_shows_peers_and_failures() -> None:
     assert report.render([], "sm80").startswith("# sm80 kernels")
 
 
-@pytest.mark.parametrize("seqlen", [256, 1000])
-@pytest.mark.parametrize("name", cells.TWELVE)
+@pytest.mark.parametrize("seqlen", [256, 1000, 1500])
+@pytest.mark.parametrize("name", [*cells.TWELVE, *PUBLISHED, cells.MAGI_WINDOW])
 def test_flex_rules_are_the_masks(name: str, seqlen: int) -> None:
-    rule = flex_masks.make_rule(name, seqlen, flex_masks.token_arrays(seqlen, seed=1))
+    tokens = flex_masks.token_arrays(seqlen, seed=1, published=name in PUBLISHED)
+    rule = flex_masks.make_rule(name, seqlen, tokens)
     i, j = np.arange(seqlen)[:, None], np.arange(seqlen)[None]
-    expected = registry.make(name, seqlen, seed=1).to_dense()[0, 0]
+    expected = Case(name, seqlen, 64, 1, 1, seed=1).build_mask().to_dense()[0, 0]
     np.testing.assert_array_equal(np.broadcast_to(rule(i, j), expected.shape), expected)
 
 

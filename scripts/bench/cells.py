@@ -16,6 +16,8 @@ from dataclasses import Field, astuple, dataclass, fields, replace
 from pathlib import Path
 from typing import Any
 
+from paper_data import PUBLISHED, PUBLISHED_SUFFIX, published_mask
+
 from paddle_flashmask import masks
 from paddle_flashmask.masks import registry
 
@@ -27,6 +29,10 @@ LENGTHS = (8192, 32768, 131072)
 HEAD_DIMS = (64, 128)
 DIRECTIONS = ("forward", "backward")
 TWELVE = tuple(registry.names(paper_only=True))
+# The same with the sparsities of the paper's own tables: other questions, answers and prefixes.
+PUBLISHED_TWELVE = tuple(
+    f"{mask}{PUBLISHED_SUFFIX}" if f"{mask}{PUBLISHED_SUFFIX}" in PUBLISHED else mask for mask in TWELVE
+)
 
 # Documents of one length that tiles divide: the same work as a batch of them without a mask, but for finding
 # the tiles. 20 of them are 130 K tokens at a block sparsity of exactly 95 %.
@@ -65,6 +71,8 @@ class Case:
             return masks.document([EQUAL_DOCUMENT_LENGTH] * EQUAL_DOCUMENT_COUNT)
         if self.mask == LONG_DOCUMENTS:
             return masks.causal_document([self.seqlen // 64] * 64)
+        if self.mask in PUBLISHED:
+            return published_mask(self.mask, self.seqlen, self.seed)
         if self.mask == MAGI_WINDOW:
             return masks.sliding_window(self.seqlen, min(1024, self.seqlen - 1))
         return registry.make(self.mask, self.seqlen, self.seed)

@@ -10,21 +10,22 @@ from collections.abc import Callable, Mapping
 from typing import Any
 
 import numpy as np
+from paper_data import PUBLISHED, PUBLISHED_SUFFIX, published_data, published_prefix
 
 from paddle_flashmask.masks import registry
 
 Rule = Callable[[Any, Any], Any]
 
 
-def token_arrays(seqlen: int, seed: int = 0) -> dict[str, np.ndarray]:
-    """What the rules know about each token, int32 ``[S]``.
+def token_arrays(seqlen: int, seed: int = 0, *, published: bool = False) -> dict[str, np.ndarray]:
+    """What the rules know about each token, int32 ``[S]``; ``published``: for masks of paper_data.PUBLISHED.
 
     Returns:
         ``document``: the number of its document; ``answer``: of the answer it is in, 0 in the question;
         ``prefix_end``: where the prefix of its document ends; ``evict_at``: the first row that no longer sees
         it.
     """
-    data = registry.token_data(seqlen, seed)
+    data = (published_data if published else registry.token_data)(seqlen, seed)
     count = len(data.lengths)
     prefix_ends = np.cumsum(data.lengths) - data.lengths + data.prefixes
     parts = [
@@ -43,14 +44,15 @@ def make_rule(name: str, seqlen: int, tokens: Mapping[str, Any]) -> Rule:
     """Return the rule of a mask.
 
     Args:
-        name: of the mask, one of the paper's or sliding_window_1024.
+        name: of the mask, one of the paper's, of paper_data.PUBLISHED, or sliding_window_1024.
         seqlen: S.
         tokens: what `token_arrays` returned, as NumPy arrays or torch tensors.
     """
     document, answer = tokens["document"], tokens["answer"]
     prefix_end, evict_at = tokens["prefix_end"], tokens["evict_at"]
     last = int(document[-1])
-    window, few, prefix = seqlen // 16, seqlen // 32, int(seqlen * 0.14)
+    window, few = seqlen // 16, seqlen // 32
+    prefix = published_prefix(seqlen) if name in PUBLISHED else int(seqlen * 0.14)
     low, high = int(seqlen * 0.3), int(seqlen * 0.34)
 
     def same(i: Any, j: Any) -> Any:
@@ -76,4 +78,4 @@ def make_rule(name: str, seqlen: int, tokens: Mapping[str, Any]) -> Rule:
         "random_eviction": lambda i, j: (j <= i) & (i < evict_at[j]),
         "sliding_window_1024": lambda i, j: (j <= i) & (i - j <= 1024),
     }
-    return rules[name]
+    return rules[name.removesuffix(PUBLISHED_SUFFIX)]

@@ -17,12 +17,14 @@ import flex_masks
 import torch
 from cells import EQUAL_DOCUMENT_COUNT, MAGI_WINDOW, TWELVE, Case
 from kernel_calls import BackwardParams, CudaLibrary, ForwardParams, Options, backward_params, forward_params
+from paper_data import PUBLISHED
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch_attention import give_workspace
 
 from paddle_flashmask.masks import ColumnMask
 
 Tensors = Sequence[torch.Tensor]
+FLEX_MASKS = (*TWELVE, *PUBLISHED, MAGI_WINDOW)
 
 
 @dataclass
@@ -190,7 +192,7 @@ def _flex(kernel_options: Any, case: Case, data: Data) -> tuple[Tensors, Callabl
 
     config.donated_buffer = False  # else a compiled graph's backward runs only once
     seqlen, device = case.seqlen, data.tensors[0].device
-    arrays = flex_masks.token_arrays(seqlen, case.seed)
+    arrays = flex_masks.token_arrays(seqlen, case.seed, published=case.mask in PUBLISHED)
     tokens = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
     rule = flex_masks.make_rule(case.mask, seqlen, tokens)
     block_mask = None
@@ -224,9 +226,9 @@ def _fa4(case: Case, data: Data) -> tuple[Tensors, Callable[..., torch.Tensor]]:
 PEERS = {
     "fa2": Peer(("full", "causal"), partial(_sdpa, SDPBackend.FLASH_ATTENTION), heads_first=True),
     "cudnn": Peer(("full", "causal"), partial(_sdpa, SDPBackend.CUDNN_ATTENTION), heads_first=True),
-    "flex": Peer((*TWELVE, MAGI_WINDOW), partial(_flex, None), heads_first=True),
+    "flex": Peer(FLEX_MASKS, partial(_flex, None), heads_first=True),
     "flex_flash": Peer(
-        (*TWELVE, MAGI_WINDOW),
+        FLEX_MASKS,
         partial(_flex, {"BACKEND": "FLASH"}),
         heads_first=True,
         module="flash_attn.cute",

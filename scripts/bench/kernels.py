@@ -39,6 +39,7 @@ from cells import (
     MAGI_LENGTHS,
     MAGI_MASKS,
     MAGI_WINDOW,
+    PUBLISHED_TWELVE,
     ROOT,
     TWELVE,
     Case,
@@ -49,9 +50,11 @@ from cells import (
     read_rows,
     search_case,
 )
+from paper_data import PUBLISHED
 from provenance import recorded_command
 
 QUICK_SECONDS = 0.25
+SETTING_MASKS = {"paper": TWELVE, "published": PUBLISHED_TWELVE, "magi": MAGI_MASKS}
 TRAINING_PEERS = ["fa2", "cudnn", "flex", "flex_flash", "fa4"]
 
 
@@ -68,16 +71,17 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     parser.add_argument(
         "--setting",
         default="paper",
-        choices=["paper", "magi"],
-        help=f"magi: one sample, {MAGI_HEADS}:{MAGI_KV_HEADS} heads, visible area counted exactly",
+        choices=["paper", "published", "magi"],
+        help="published: five samples, three masks with the sparsity of the paper's tables; "
+        f"magi: one sample, {MAGI_HEADS}:{MAGI_KV_HEADS} heads, visible area counted exactly",
     )
-    known = [*TWELVE, MAGI_WINDOW]
+    known = [*TWELVE, *PUBLISHED, MAGI_WINDOW]
     parser.add_argument("--masks", nargs="*", choices=known, help="default: all of the setting")
     parser.add_argument("--lengths", nargs="+", type=int, help="default: all of the setting")
     parser.add_argument("--head-dims", nargs="+", type=int, help="default: 64 128, magi: 128")
     parser.add_argument("--directions", nargs="+", default=list(DIRECTIONS), choices=DIRECTIONS)
     parser.add_argument(
-        "--seeds", nargs="+", type=int, default=[0], help="of documents and tensors; the paper takes five"
+        "--seeds", nargs="+", type=int, help="of documents and tensors; default: 0, published: 0 1 2 3 4"
     )
     parser.add_argument("--deterministic", action="store_true", help="our deterministic backward too")
     parser.add_argument("--bars", action="store_true", help="also the cases of the search and memory bars")
@@ -98,7 +102,8 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     command = recorded_command("kernels.py", parser, arguments)
 
     magi = arguments.setting == "magi"
-    arguments.masks = arguments.masks or list(MAGI_MASKS if magi else TWELVE)
+    arguments.masks = arguments.masks or list(SETTING_MASKS[arguments.setting])
+    arguments.seeds = arguments.seeds or (list(range(5)) if arguments.setting == "published" else [0])
     arguments.lengths = arguments.lengths or list(MAGI_LENGTHS if magi else LENGTHS)
     arguments.head_dims = arguments.head_dims or ([128] if magi else list(HEAD_DIMS))
     if arguments.quick:
@@ -112,13 +117,13 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
 
 def wanted_cases(arguments: argparse.Namespace) -> list[Case]:
     """Return the cases that the arguments name; masks of one shape follow each other and share tensors."""
-    make, masks = (magi_case, MAGI_MASKS) if arguments.setting == "magi" else (paper_case, TWELVE)
+    make = magi_case if arguments.setting == "magi" else paper_case
     cases = [
         make(mask, seqlen, head_dim, seed)
         for head_dim in arguments.head_dims
         for seqlen in arguments.lengths
         for seed in arguments.seeds
-        for mask in masks
+        for mask in SETTING_MASKS[arguments.setting]
         if mask in arguments.masks
     ]
     if arguments.bars:

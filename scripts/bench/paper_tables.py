@@ -5,10 +5,21 @@ No torch. A total adds medians of the two passes; what is divided was measured i
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from cells import DIRECTIONS, MAGI_HEADS, MAGI_KV_HEADS, MAGI_MASKS, PEER_NAMES, TWELVE, Case, Row
+from cells import (
+    DIRECTIONS,
+    MAGI_HEADS,
+    MAGI_KV_HEADS,
+    MAGI_MASKS,
+    PEER_NAMES,
+    PUBLISHED_TWELVE,
+    TWELVE,
+    Case,
+    Row,
+)
+from paper_data import PUBLISHED, PUBLISHED_SUFFIX
 from results import Results, length_name, markdown_table
 
 
@@ -58,16 +69,26 @@ def paper_shapes(results: Results) -> list[Case]:
     shapes = {
         replace(row.case, mask="", seed=0)
         for row in results.rows
-        if row.case.mask in TWELVE and not row.case.kv_heads
+        if row.case.mask in (*TWELVE, *PUBLISHED) and not row.case.kv_heads
     }
     return sorted(shapes, key=lambda case: (case.head_dim, case.seqlen))
 
 
 def total_tables(results: Results) -> Iterator[str]:
-    """Return the paper's table for each shape: both passes and their total, and the gain over each peer."""
+    """Return the paper's table for each shape: both passes and their total, and the gain over each peer.
+
+    Once for the registry's masks, and once for those of the paper's sparsities where they were measured.
+    """
+    published = any(row.case.mask in PUBLISHED for row in results.rows)
+    yield from _total_tables(results, TWELVE, "")
+    if published:
+        yield from _total_tables(results, PUBLISHED_TWELVE, ", sparsities as in the paper")
+
+
+def _total_tables(results: Results, masks: Sequence[str], what: str) -> Iterator[str]:
     for shape in paper_shapes(results):
         lines, peers = [], []
-        for mask in TWELVE:
+        for mask in masks:
             found = {
                 name: sums
                 for name in (results.kernels, *PEER_NAMES)
@@ -78,7 +99,7 @@ def total_tables(results: Results) -> Iterator[str]:
                 continue
             times = [own.milliseconds[d] / own.samples for d in DIRECTIONS]
             flops = [own.flops[d] / own.samples / 1e12 for d in DIRECTIONS]
-            cells = [mask, f"{own.rho:.2f}", str(own.samples)]
+            cells = [mask.removesuffix(PUBLISHED_SUFFIX), f"{own.rho:.2f}", str(own.samples)]
             cells += [f"{time:.2f}" for time in (*times, sum(times))]
             cells += [f"{count:.2f}" for count in (*flops, sum(flops))]
             cells += [f"{own.rate(*which):.0f}" for which in (*zip(DIRECTIONS), DIRECTIONS)]
@@ -102,7 +123,9 @@ def total_tables(results: Results) -> Iterator[str]:
         header += [f"{PEER_NAMES[name]} total TFLOP/s (gain)" for name in peers]
         table = [cells + [_gain(found.get(name)) for name in peers] for cells, found in lines]
         sizes = f"B = {shape.batch}, H = {shape.heads}"
-        title = f"### Forward and backward, D = {shape.head_dim}, S = {length_name(shape.seqlen)} ({sizes})"
+        title = (
+            f"### Forward and backward, D = {shape.head_dim}, S = {length_name(shape.seqlen)} ({sizes}){what}"
+        )
         yield f"{title}\n\n{markdown_table(header, table)}"
 
 
