@@ -152,7 +152,7 @@ def test_worst_of_the_twelve_is_judged() -> None:
     assert verdicts(rows)[name] == ("met", "1.000 (full; 12 of 12 reach 0.9)")
     rows[5] = make_row(rows[5].case, "sm80", 2.0)
     assert verdicts(rows)[name] == ("NOT met", "0.500 (share_question; 11 of 12 reach 0.9)")
-    assert verdicts(rows[:5])[name] == ("not measured", "5 of 12 masks")
+    assert verdicts(rows[:5])[name] == ("incomplete", "5 of 12 masks")
 
 
 def test_search_memory_and_determinism_are_judged() -> None:

@@ -110,7 +110,7 @@ class Methods:
         )
 
         def attend(*tensors: torch.Tensor) -> torch.Tensor:
-            q, k, v = (x.transpose(1, 2).contiguous() for x in tensors)
+            q, k, v = (x.transpose(1, 2) for x in tensors)
             return self.flex(q, k, v, block_mask=block_mask).transpose(1, 2)
 
         return attend

@@ -6,10 +6,11 @@ sparsity has its samples. End to end: one question with 1 (SFT, LoRA), 2 (DPO) o
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
 from itertools import chain
+from typing import Any
 
 import numpy as np
 
@@ -226,7 +227,7 @@ def token_arrays(sample: Sample) -> dict[str, np.ndarray]:
     }
 
 
-def make_rule(kind: str, tokens: dict[str, object]) -> Callable[..., object]:
+def make_rule(kind: str, tokens: Mapping[str, Any]) -> Callable[..., Any]:
     """Return when row i sees column j, as FlexAttention takes it; of what token_arrays returned."""
     document, answer = tokens["document"], tokens["answer"]
     if kind == "document":

@@ -58,7 +58,9 @@ class Bar:
     @property
     def verdict(self) -> str:
         """The verdict in words."""
-        return {True: "met", False: "NOT met", None: "not measured"}[self.met]
+        if self.met is None:
+            return "incomplete" if self.measured else "not measured"
+        return "met" if self.met else "NOT met"
 
 
 def at_least(what: str, wanted: float, measured: float | None, note: str = "", aim: str = "") -> Bar:

@@ -40,6 +40,7 @@ class Attention:
 
     def set_mask(self, mask: ColumnMask) -> None:
         """Take another mask: its indices go to the device."""
+        self.indices: Any
         self.indices, self.causal = mask.to_startend_row_indices()
         if self.device != "cpu" and self.indices is not None:
             self.indices = torch.from_numpy(self.indices).to(self.device)
