@@ -2,7 +2,6 @@
 
 #include <cstdarg>
 #include <cstdio>
-#include <type_traits>
 
 namespace flashmask {
 namespace {
@@ -87,9 +86,7 @@ int choose(Family family, const Params& params, Choice<Params>* choice, char* me
   *choice = {nullptr, Family::kSm90};
   // TMA describes no empty tensor; the portable kernels write what little there is then.
   const bool empty = params.shape.batch == 0 || params.shape.seqlen_q == 0 || params.shape.seqlen_k == 0;
-  // The Hopper backward has not been run yet: it serves those who ask for it by name.
-  const bool trusted = std::is_same_v<Params, ForwardParams>;
-  if (device.major == 9 && !empty && (family == Family::kSm90 || (family == Family::kBest && trusted))) {
+  if (device.major == 9 && !empty && family != Family::kSm80) {
     choice->kernel = search(sm90::kernel_table(), params, device.smem_limit);
   }
   if (choice->kernel == nullptr && family != Family::kSm90) {

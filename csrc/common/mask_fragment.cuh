@@ -1,15 +1,37 @@
 // Applying the mask, or dropout, to a score accumulator held as m16n8 fragments.
 #pragma once
 
+#include <type_traits>
+
 #include "common/mask_tiles.cuh"
 #include "common/philox.h"
 
 namespace flashmask {
 
+// Whether a slot masks a row; an end that lies outside the tile for all of its columns is not asked for.
+template <bool kStarts, bool kEnds>
+__device__ __forceinline__ bool masks_row(int start, int end, int row) {
+  static_assert(kStarts || kEnds, "a slot that ends nowhere in the tile masks all of it");
+  return (!kStarts || row >= start) & (!kEnds || row < end);
+}
+
+// Calls `mask(starts, ends)` with std::true_type or std::false_type each, as the slot's bits of `touched` say.
+template <class Mask>
+__device__ __forceinline__ void with_ends(uint32_t touched, int slot, Mask mask) {
+  const bool starts = touched >> (kStartShift + slot) & 1, ends = touched >> (kEndShift + slot) & 1;
+  if (starts && ends) {
+    mask(std::true_type{}, std::true_type{});
+  } else if (starts) {
+    mask(std::true_type{}, std::false_type{});
+  } else {
+    mask(std::false_type{}, std::true_type{});
+  }
+}
+
 // Sets the scores that one slot masks to -inf. `scores[m][n][e]` is row row0 + row_of(m) + row_step * (e /
 // 2), column column0 + column_of(n) + e % 2 of the tile, row0 and column0 being this lane's own first
 // element. `slots` is the tile's columns in shared memory.
-template <int kM, int kN8, class RowOf, class ColumnOf>
+template <bool kStarts = true, bool kEnds = true, int kM, int kN8, class RowOf, class ColumnOf>
 __device__ __forceinline__ void mask_by_slot(float (&scores)[kM][kN8][4], const Slot* slots, int row0,
                                              int column0, RowOf row_of, ColumnOf column_of,
                                              int row_step = 8) {
@@ -22,8 +44,8 @@ __device__ __forceinline__ void mask_by_slot(float (&scores)[kM][kN8][4], const 
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int row = row0 + row_of(m) + row_step * h;
-        scores[m][n][2 * h] = (row >= pair.x) & (row < pair.y) ? -INFINITY : scores[m][n][2 * h];
-        scores[m][n][2 * h + 1] = (row >= pair.z) & (row < pair.w) ? -INFINITY : scores[m][n][2 * h + 1];
+        scores[m][n][2 * h] = masks_row<kStarts, kEnds>(pair.x, pair.y, row) ? -INFINITY : scores[m][n][2 * h];
+        scores[m][n][2 * h + 1] = masks_row<kStarts, kEnds>(pair.z, pair.w, row) ? -INFINITY : scores[m][n][2 * h + 1];
       }
     }
   }

@@ -111,23 +111,41 @@ __device__ __forceinline__ SlotExtremes load_extremes(const SlotExtremes* pointe
 
 // What a tile is to a kernel: not visited at all, or masked by element where bit s of `touched` says that
 // slot s may mask some element. classify() of column_mask.h for two slots and causality; touched == 0 is
-// TileKind::kUnmasked.
+// TileKind::kUnmasked. Of a slot that touches, further bits say which ends of its intervals lie within the
+// tile: the others need no compare.
 struct TileVisit {
   bool visited;
   uint32_t touched;
 };
 
+inline constexpr uint32_t kSlotBits = (1u << kMaxSlots) - 1;
+inline constexpr int kStartShift = 8, kEndShift = 16;
+
+// The bits of a touching slot all of whose intervals start at or before `start_max` and end at or behind
+// `end_min`.
+__device__ __forceinline__ uint32_t touch_bits(int slot, int start_max, int end_min, int row_begin, int row_end) {
+  uint32_t bits = 1u;
+  if (start_max > row_begin) bits |= 1u << kStartShift;
+  if (end_min < row_end) bits |= 1u << kEndShift;
+  return bits << slot;
+}
+
+// Of slots whose intervals may lie anyhow.
+__device__ __forceinline__ uint32_t touch_bits_of_any(uint32_t slots) {
+  return slots | slots << kStartShift | slots << kEndShift;
+}
+
 // `extremes_of_slot(s)` gives those of slot s.
 template <class ExtremesOfSlot>
 __device__ __forceinline__ TileVisit visit_rows(const MaskTiles& mask, ExtremesOfSlot extremes_of_slot,
                                                 int row_begin, int row_end) {
-  if (mask.visit_all) return {true, (1u << mask.slot_count) - 1};
+  if (mask.visit_all) return {true, touch_bits_of_any((1u << mask.slot_count) - 1)};
   const TileRange rows{row_begin, row_end, 0, 0};
   TileVisit visit{true, 0};
   for (int s = 0; s < mask.slot_count; ++s) {
     const SlotExtremes e = extremes_of_slot(s);
     if (covers(e, rows)) visit.visited = false;
-    if (touches(e, rows)) visit.touched |= 1u << s;
+    if (touches(e, rows)) visit.touched |= touch_bits(s, e.start_max, e.end_min, row_begin, row_end);
   }
   return visit;
 }

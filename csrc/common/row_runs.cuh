@@ -16,6 +16,8 @@ class RowRuns {
     for (int s = 0; s < mask.slot_count; ++s) {
       if (mask.visit_all) {
         touched_[s] = {0, row_tiles};
+        start_max_[s] = kInt32Max;
+        end_min_[s] = kInt32Min;
         continue;
       }
       const SlotExtremes e = load_extremes(plane.tiles + s * mask.tile_count + tile);
@@ -25,6 +27,8 @@ class RowRuns {
                 e.end_min >= seqlen_q ? row_tiles : e.end_min / block_m},
                s);
       }
+      start_max_[s] = e.start_max;
+      end_min_[s] = e.end_min;
       // Row tiles from the first masked row to the last: exactly those for which touches() holds.
       if (e.start_min < e.end_max) {
         touched_[s] = {e.start_min / block_m, (e.end_max - 1) / block_m + 1};
@@ -41,6 +45,17 @@ class RowRuns {
       if (tile >= hidden_[s].begin && tile < hidden_[s].end) tile = hidden_[s].end;
     }
     return tile;
+  }
+
+  // Bit s: slot s may mask elements of this row tile; with the further bits of TileVisit.
+  __device__ __forceinline__ uint32_t touched(int tile, int row_begin, int row_end) const {
+    uint32_t slots = 0;
+#pragma unroll
+    for (int s = 0; s < kMaxSlots; ++s) {
+      if (tile >= touched_[s].begin && tile < touched_[s].end)
+        slots |= touch_bits(s, start_max_[s], end_min_[s], row_begin, row_end);
+    }
+    return slots;
   }
 
   // Bit s: slot s may mask elements of this row tile.
@@ -69,6 +84,8 @@ class RowRuns {
 
   Run hidden_[kMaxSlots];
   Run touched_[kMaxSlots];
+  int start_max_[kMaxSlots];  // of the slots that touch
+  int end_min_[kMaxSlots];
 };
 
 }  // namespace flashmask

@@ -137,7 +137,7 @@ struct OnlineSoftmax {
         for (int n = 0; n < kN8; ++n) {
 #pragma unroll
           for (int c = 0; c < 2; ++c) {
-            scores[m][n][2 * h + c] = exp2_at(2 * n + c + 1, scores[m][n][2 * h + c] * scale - shift);
+            scores[m][n][2 * h + c] = exp2_approx(scores[m][n][2 * h + c] * scale - shift);
             row_sum += scores[m][n][2 * h + c];
           }
         }

@@ -7,6 +7,8 @@ namespace flashmask::sm90 {
 
 extern const ForwardKernel forward_d64_bf16[4];
 extern const ForwardKernel forward_d64_fp16[4];
+extern const ForwardKernel forward_d96_bf16[4];
+extern const ForwardKernel forward_d96_fp16[4];
 extern const ForwardKernel forward_d128_bf16[4];
 extern const ForwardKernel forward_d128_fp16[4];
 extern const ForwardKernel forward_d192_128_bf16[4];
@@ -34,6 +36,8 @@ KernelTable kernel_table() {
     std::vector<ForwardKernel> all;
     append(all, forward_d64_bf16);
     append(all, forward_d64_fp16);
+    append(all, forward_d96_bf16);
+    append(all, forward_d96_fp16);
     append(all, forward_d128_bf16);
     append(all, forward_d128_fp16);
     append(all, forward_d192_128_bf16);

@@ -3,6 +3,15 @@
 // operands where they lie; dS alone passes through shared memory, for dQ, whose head dims the warpgroups
 // divide. dQ leaves by bulk reduce-adds.
 #pragma once
+#ifndef BK_PRE
+#define BK_PRE 0
+#endif
+#ifndef BK_E
+#define BK_E 0
+#endif
+#ifndef BK_ROUNDED
+#define BK_ROUNDED 0
+#endif
 
 #include "common/mask_fragment.cuh"
 #include "common/row_runs.cuh"
@@ -46,7 +55,7 @@ struct BackwardConfig {
   struct Step {
     int tile;       // among those of all heads and samples
     int row;        // its first
-    uint32_t work;  // slots that touch the tile, and kEmptyRows
+    uint32_t work;  // TileVisit::touched, and kEmptyRows
   };
   static constexpr uint32_t kEmptyRows = 1u << 31;  // some row of the tile sees no key
 
@@ -132,7 +141,9 @@ class RowProducer {
                    arguments_.rows.tiles);
       }
       for (int tile = runs.next(0); tile < arguments_.rows.tiles; tile = runs.next(tile + 1)) {
-        load_rows(tile, head, runs.touched(tile), plane);
+        const int row_begin = tile * Config::kBlockM;
+        const int row_end = min(static_cast<int>(shape.seqlen_q), row_begin + Config::kBlockM);
+        load_rows(tile, head, runs.touched(tile, row_begin, row_end), plane);
       }
     }
     smem_.rows_empty[rows_.index].wait(rows_.parity ^ 1);
@@ -159,7 +170,8 @@ class RowProducer {
     const int64_t row_tile =
         (int64_t{work_.batch} * arguments_.params.shape.heads_q + head) * arguments_.rows.tiles + tile;
     const uint32_t empty = arguments_.rows.empty[row_tile] ? Config::kEmptyRows : 0;
-    if (int64_t{work_.column_tile + 1} * Config::kBlockN > arguments_.params.shape.seqlen_k) touched |= 1;
+    if (int64_t{work_.column_tile + 1} * Config::kBlockN > arguments_.params.shape.seqlen_k)
+      touched |= touch_bits_of_any(1);
     constexpr int kRowBytes = Config::kBlockM * static_cast<int>(sizeof(float));
     constexpr int kSlotBytes = Config::kBlockN * static_cast<int>(sizeof(Slot));
     Barrier& full = smem_.rows_full[stage];
@@ -167,7 +179,7 @@ class RowProducer {
     smem_.rows_empty[stage].wait(rows_.parity ^ 1);
     smem_.steps[stage] = {static_cast<int>(row_tile), tile * Config::kBlockM, touched | empty};
     full.arrive_expect(Config::QTile::kBytes + Config::DoTile::kBytes + 2 * kRowBytes +
-                       __popc(touched) * kSlotBytes);
+                       __popc(touched & kSlotBits) * kSlotBytes);
     for (int panel = 0; panel < Config::QTile::kPanels; ++panel) {
       tma_load(smem_.q[stage] + panel * Config::QTile::kPanelBytes, &arguments_.q, full, panel * 64,
                tile * Config::kBlockM, head, work_.batch);
@@ -178,8 +190,8 @@ class RowProducer {
     }
     bulk_load(smem_.lse[stage], arguments_.rows.lse + row_tile * Config::kBlockM, kRowBytes, full);
     bulk_load(smem_.delta[stage], arguments_.rows.delta + row_tile * Config::kBlockM, kRowBytes, full);
-    for (; touched != 0; touched &= touched - 1) {
-      const int slot = __ffs(static_cast<int>(touched)) - 1;
+    for (uint32_t slots = touched & kSlotBits; slots != 0; slots &= slots - 1) {
+      const int slot = __ffs(static_cast<int>(slots)) - 1;
       const int64_t column =
           (int64_t{slot} * arguments_.mask.tile_count + work_.column_tile) * Config::kBlockN;
       bulk_load(smem_.slots[stage][slot], plane.slots + column, kSlotBytes, full);
@@ -207,73 +219,61 @@ class ColumnConsumer {
   using DvProduct = Wgmma<Element, Config::kHeadDimV, true>;
   using DqProduct = Wgmma<Element, Config::kDqColumns, true, true>;
   using Fragments = uint32_t[kM16][4];
+  using Scores = float[1][kM8][4];
+  using DqPart = float[1][kDq8][4];
+  using Statistics = float2[kM8];
 
   __device__ __forceinline__ ColumnConsumer(const BackwardArguments& arguments, typename Config::Smem& smem,
                                             int group, int thread)
       : arguments_(arguments), smem_(smem), work_(arguments), group_(group), thread_(thread) {}
 
-  // Each step's dQ is left to the next, so that the tensor cores have a product that nobody waits for under
-  // everything else: dQ of the step before under the exponentials, dP under that dQ's departure, dV under dS,
-  // dK under dS's way to shared memory.
+  // Products are issued so that the tensor cores always have one that nobody waits for: S under the departure
+  // of the dQ before, dP under the exponentials, dV under dS, dK under the exchange of dS. Two row tiles a turn, as
+  // nothing may be in flight from one turn to the next.
   __device__ __forceinline__ void run() {
     const BackwardParams& params = arguments_.params;
     scale_ = static_cast<float>(params.softmax_scale * 1.4426950408889634);
-    float dk[1][kDk8][4], dv[1][kDv8][4];
-    set_zero(dk);
-    set_zero(dv);
-    int before = -1;  // the row tile whose dS lies in shared memory
+    set_zero(dk_);
+    set_zero(dv_);
 
     smem_.kv_full.wait(0);
     while (true) {
-      const int stage = rows_.index;
-      smem_.rows_full[stage].wait(rows_.parity);
-      const typename Config::Step step = smem_.steps[stage];
+      Scores s;
+      DqPart dq;
+      typename Config::Step step = next_step();
       if (step.tile < 0) break;
-      if (step.work & Config::kEmptyRows) clear_empty_rows(stage);
-      float s[1][kM8][4];    // S^T: rows are keys, columns queries
-      float dq[1][kDq8][4];  // this consumer's part
       multiply_scores(s);
-      exchange_ds();
-      multiply_dq(dq, smem_.ds[stage ^ 1]);  // in the first step of what lies there; nobody reads it
+      advance(s, dq, step);
+#if BK_E
+      const int stage = rows_.index;
+      rows_.advance();
+      step = next_step();
+      if (step.tile < 0) {
+        wgmma_wait<0>();
+        finish(dq, stage);
+        break;
+      }
+      multiply_scores(s);
       wgmma_wait<1>();
-      pin(flat(s));
-      weigh(s, step);
-      Fragments p;
-      round(s, p);
-      wgmma_wait_behind<0>(non_negative(p));
-      pin(flat(dq));
-      float dp[1][kM8][4];  // dP^T
-      multiply_dp(dp);
-      multiply_rows<DvProduct, typename Config::DoTile>(dv, p, smem_.dout[stage]);
-      if (before >= 0) add_dq(dq, before);
-      wgmma_wait<1>();
-      pin(flat(dp));
-      differentiate(p, dp);
-      Fragments ds;
-      round(dp, ds);
-      multiply_rows<DkProduct, typename Config::QTile>(dk, ds, smem_.q[stage]);
-      store_ds(ds, smem_.ds[stage]);
-      before = step.tile;
+      finish(dq, stage);
+      DqPart dq_b;
+      advance(s, dq_b, step);
       wgmma_wait<0>();
-      pin(flat(dk));
-      pin(flat(dv));
-      release(smem_.rows_empty[stage]);
+      finish(dq_b, rows_.index);
+      rows_.advance();
+      continue;
+#endif
+      wgmma_wait<0>();
+      finish(dq, rows_.index);
       rows_.advance();
     }
-    if (before >= 0) {
-      float dq[1][kDq8][4];
-      exchange_ds();
-      multiply_dq(dq, smem_.ds[rows_.index ^ 1]);
-      wgmma_wait<0>();
-      pin(flat(dq));
-      add_dq(dq, before);
-    }
+    add_dq();
 
     named_barrier_sync(kBothBarrier, 256);  // nobody reads K or V any more
     if (params.dk.data != nullptr) {
-      store<typename Config::KTile>(dk, smem_.k, &arguments_.dk, static_cast<float>(params.softmax_scale));
+      store<typename Config::KTile>(dk_, smem_.k, &arguments_.dk, static_cast<float>(params.softmax_scale));
     }
-    if (params.dv.data != nullptr) store<typename Config::VTile>(dv, smem_.v, &arguments_.dv, 1.f);
+    if (params.dv.data != nullptr) store<typename Config::VTile>(dv_, smem_.v, &arguments_.dv, 1.f);
     if (thread_ == 0) bulk_wait_read();  // the block's shared memory must outlive its copies
   }
 
@@ -297,6 +297,74 @@ class ColumnConsumer {
   __device__ __forceinline__ void release(Barrier& barrier) {
     __syncwarp();
     if (thread_ % 32 == 0) barrier.arrive();
+  }
+
+  __device__ __forceinline__ typename Config::Step next_step() {
+    smem_.rows_full[rows_.index].wait(rows_.parity);
+    return smem_.steps[rows_.index];
+  }
+
+  // From S^T, which is in flight, to dQ, dK and dV, which are when this returns.
+  __device__ __forceinline__ void advance(Scores& s, DqPart& dq, const typename Config::Step& step) {
+    const int stage = rows_.index;
+    if (step.work & Config::kEmptyRows) clear_empty_rows(stage);
+    Scores dp;
+    multiply_dp(dp);
+    add_dq();
+    Statistics statistics;
+#if BK_PRE & 1
+    load_statistics(statistics, smem_.lse[stage]);
+#endif
+    wgmma_wait<1>();
+    pin(flat(s));
+#if !(BK_PRE & 1)
+    load_statistics(statistics, smem_.lse[stage]);
+#endif
+    weigh(s, statistics, step);
+    Fragments p, ds;
+    round(s, p);
+    const uint32_t settled = non_negative(p);
+    multiply_rows<DvProduct, typename Config::DoTile>(dv_, p, smem_.dout[stage]);
+#if BK_PRE & 2
+    load_statistics(statistics, smem_.delta[stage]);
+#endif
+    wgmma_wait_behind<1>(settled);
+    pin(flat(dp));
+#if !(BK_PRE & 2)
+    load_statistics(statistics, smem_.delta[stage]);
+#endif
+    differentiate(s, p, statistics, dp);
+    round(dp, ds);
+    multiply_rows<DkProduct, typename Config::QTile>(dk_, ds, smem_.q[stage]);
+    store_ds(ds, smem_.ds[stage]);
+    if (thread_ == 0) bulk_wait_read();  // of dQ of the step before
+    named_barrier_sync(kBothBarrier, 256);
+#if BK_E == 1
+    wgmma_wait<1>();
+#elif BK_E == 2
+    wgmma_wait<0>();
+    pin(flat(dk_));
+    pin(flat(dv_));
+#endif
+    multiply_dq(dq, smem_.ds[stage]);
+    before_ = step.tile;
+  }
+
+  // Ends a step whose products are done.
+  __device__ __forceinline__ void finish(DqPart& dq, int stage) {
+    pin(flat(dq));
+    pin(flat(dk_));
+    pin(flat(dv_));
+    store_dq(dq);
+    release(smem_.rows_empty[stage]);
+  }
+
+  // The lse or delta of this lane's columns of S^T.
+  static __device__ __forceinline__ void load_statistics(Statistics& statistics, const float* rows) {
+#pragma unroll
+    for (int n = 0; n < kM8; ++n) {
+      statistics[n] = *reinterpret_cast<const float2*>(rows + 8 * n + 2 * (threadIdx.x % 4));
+    }
   }
 
   // Starts S^T = K Q^T of the stage at hand.
@@ -358,31 +426,29 @@ class ColumnConsumer {
 
   // S^T to P^T. Masked elements are put to 0 last: before, which infinity stands for them would hang on the
   // sign of the scale.
-  __device__ __forceinline__ void weigh(float (&s)[1][kM8][4], const typename Config::Step& step) {
-    const float* lse = smem_.lse[rows_.index] + 2 * (thread_ % 4);
+  __device__ __forceinline__ void weigh(Scores& s, const Statistics& lse, const typename Config::Step& step) {
 #pragma unroll
     for (int n = 0; n < kM8; ++n) {
-      const float2 row_lse = *reinterpret_cast<const float2*>(lse + 8 * n);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        s[0][n][2 * h] = exp2_at(2 * n, s[0][n][2 * h] * scale_ - row_lse.x);
-        s[0][n][2 * h + 1] = exp2_at(2 * n + 1, s[0][n][2 * h + 1] * scale_ - row_lse.y);
+        s[0][n][2 * h] = exp2_at(2 * n, s[0][n][2 * h] * scale_ - lse[n].x);
+        s[0][n][2 * h + 1] = exp2_at(2 * n + 1, s[0][n][2 * h + 1] * scale_ - lse[n].y);
       }
     }
     clear_masked(s, step);
   }
 
-  // dP^T to dS^T = P^T (dP^T - delta), of the rounded P: there are not the registers for it in both precisions.
-  __device__ __forceinline__ void differentiate(const Fragments& p, float (&dp)[1][kM8][4]) {
-    const float* delta = smem_.delta[rows_.index] + 2 * (thread_ % 4);
+  // dP^T to dS^T = P^T (dP^T - delta). Where there are not the registers for P in both precisions, of the rounded one.
+  static __device__ __forceinline__ void differentiate(const Scores& s, const Fragments& p, const Statistics& delta,
+                                                       Scores& dp) {
 #pragma unroll
     for (int n = 0; n < kM8; ++n) {
-      const float2 row_delta = *reinterpret_cast<const float2*>(delta + 8 * n);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float2 weights = unpack<Element>(p[n / 2][n % 2 * 2 + h]);
-        dp[0][n][2 * h] = weights.x * (dp[0][n][2 * h] - row_delta.x);
-        dp[0][n][2 * h + 1] = weights.y * (dp[0][n][2 * h + 1] - row_delta.y);
+        const float2 weights = BK_ROUNDED || Config::kBlockM == 128 ? unpack<Element>(p[n / 2][n % 2 * 2 + h])
+                                         : make_float2(s[0][n][2 * h], s[0][n][2 * h + 1]);
+        dp[0][n][2 * h] = weights.x * (dp[0][n][2 * h] - delta[n].x);
+        dp[0][n][2 * h + 1] = weights.y * (dp[0][n][2 * h + 1] - delta[n].y);
       }
     }
   }
@@ -443,20 +509,20 @@ class ColumnConsumer {
       }
     } else {
 #pragma unroll 1
-      for (uint32_t touched = step.work & ~Config::kEmptyRows; touched != 0; touched &= touched - 1) {
-        const Slot* slots = smem_.slots[rows_.index][__ffs(static_cast<int>(touched)) - 1] + lane_key();
-#pragma unroll
-        for (int h = 0; h < 2; ++h) {
-          const Slot slot = slots[8 * h];
+      for (uint32_t touching = step.work & kSlotBits; touching != 0; touching &= touching - 1) {
+        const int index = __ffs(static_cast<int>(touching)) - 1;
+        const Slot* slots = smem_.slots[rows_.index][index] + lane_key();
+        const Slot pair[2] = {slots[0], slots[8]};
+        with_ends(step.work, index, [&](auto starts, auto ends) {
 #pragma unroll
           for (int n = 0; n < kM8; ++n) {
 #pragma unroll
-            for (int c = 0; c < 2; ++c) {
-              const int row = row0 + 8 * n + c;
-              p[0][n][2 * h + c] = (row >= slot.start) & (row < slot.end) ? 0.f : p[0][n][2 * h + c];
+            for (int e = 0; e < 4; ++e) {
+              const Slot& slot = pair[e / 2];
+              if (masks_row<decltype(starts)::value, decltype(ends)::value>(slot.start, slot.end, row0 + 8 * n + e % 2)) p[0][n][e] = 0.f;
             }
           }
-        }
+        });
       }
     }
   }
@@ -472,28 +538,25 @@ class ColumnConsumer {
     fence_async_shared();
   }
 
-  // Waits until both consumers have stored their dS, and until dQ's place in shared memory is free.
-  __device__ __forceinline__ void exchange_ds() {
-    if (thread_ == 0) bulk_wait_read();
-    named_barrier_sync(kBothBarrier, 256);
-  }
-
-  // Adds this consumer's part of a row tile's dQ to the workspace, through shared memory.
-  __device__ __forceinline__ void add_dq(const float (&dq)[1][kDq8][4], int64_t row_tile) {
-    if (arguments_.params.dq.data == nullptr) return;
-    using Workspace = DqWorkspace<Config>;
+  // This consumer's part of dQ to shared memory, as the workspace lays it out.
+  __device__ __forceinline__ void store_dq(const DqPart& dq) {
 #pragma unroll
     for (int n = 0; n < kDq8; ++n) {
-      *reinterpret_cast<float4*>(smem_.dq[group_] + Workspace::fragment_offset(thread_ / 32, 0, n) +
+      *reinterpret_cast<float4*>(smem_.dq[group_] + DqWorkspace<Config>::fragment_offset(thread_ / 32, 0, n) +
                                  thread_ % 32 * 4) =
           make_float4(dq[0][n][0], dq[0][n][1], dq[0][n][2], dq[0][n][3]);
     }
+  }
+
+  // And from there, added, to the workspace.
+  __device__ __forceinline__ void add_dq() {
+    if (before_ < 0 || arguments_.params.dq.data == nullptr) return;
     fence_async_shared();
     named_barrier_sync(kGroupBarrier + group_, 128);
     if (thread_ == 0) {
       constexpr int kFloats = 64 * Config::kDqColumns;
-      bulk_reduce_add(arguments_.dq + row_tile * Workspace::kTileFloats + group_ * kFloats, smem_.dq[group_],
-                      kFloats * static_cast<int>(sizeof(float)));
+      bulk_reduce_add(arguments_.dq + int64_t{before_} * DqWorkspace<Config>::kTileFloats + group_ * kFloats,
+                      smem_.dq[group_], kFloats * static_cast<int>(sizeof(float)));
       bulk_commit();
     }
   }
@@ -528,6 +591,8 @@ class ColumnConsumer {
   int thread_;
   float scale_;
   Stage<Config::kStages> rows_;
+  int before_ = -1;  // the row tile whose dQ lies in shared memory
+  float dk_[1][kDk8][4], dv_[1][kDv8][4];
 };
 
 // Grid: column_tiles * Hk * B blocks.

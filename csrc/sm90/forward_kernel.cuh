@@ -1,6 +1,9 @@
 // Algorithm 1 of the paper on wgmma: warp-specialised and persistent. One producer warp finds the column
 // tiles that a row tile visits and has TMA fetch them; each consumer warpgroup owns 64 query rows.
 #pragma once
+#ifndef FK_EARLY
+#define FK_EARLY 0
+#endif
 
 #include <type_traits>
 
@@ -47,7 +50,7 @@ struct ForwardConfig {
   struct Step {
     int work;
     int tile;
-    uint32_t touched;  // slots that mask elements of the tile; theirs alone are in Smem::slots
+    uint32_t touched;  // TileVisit's; the slots that mask elements of the tile are in Smem::slots
   };
 
   // Where O has room of its own, or needs none since a split's goes from registers to memory, Q of the next
@@ -189,7 +192,7 @@ class Producer {
           const int bit = __ffs(static_cast<int>(tiles)) - 1;
           const int tile = first + bit;
           uint32_t touched = __shfl_sync(~0u, visit.touched, bit);
-          if (int64_t{tile + 1} * Config::kBlockN > shape.seqlen_k) touched |= 1;
+          if (int64_t{tile + 1} * Config::kBlockN > shape.seqlen_k) touched |= touch_bits_of_any(1);
           push_k(number, tile, touched, plane, head_k, work.batch);
           if (before < 0) {
             load_q(work);
@@ -237,13 +240,13 @@ class Producer {
     if (lane_ == 0) {
       constexpr int kSlotBytes = Config::kBlockN * static_cast<int>(sizeof(Slot));
       smem_.steps[stage] = {number, tile, touched};
-      smem_.k_full[stage].arrive_expect(Config::KTile::kBytes + __popc(touched) * kSlotBytes);
+      smem_.k_full[stage].arrive_expect(Config::KTile::kBytes + __popc(touched & kSlotBits) * kSlotBytes);
       for (int panel = 0; panel < Config::KTile::kPanels; ++panel) {
         tma_load(smem_.k[stage] + panel * Config::KTile::kPanelBytes, &arguments_.k, smem_.k_full[stage],
                  panel * 64, tile * Config::kBlockN, head_k, batch);
       }
-      for (; touched != 0; touched &= touched - 1) {
-        const int slot = __ffs(static_cast<int>(touched)) - 1;
+      for (uint32_t slots = touched & kSlotBits; slots != 0; slots &= slots - 1) {
+        const int slot = __ffs(static_cast<int>(slots)) - 1;
         const int64_t column = (int64_t{slot} * arguments_.mask.tile_count + tile) * Config::kBlockN;
         bulk_load(smem_.slots[stage][slot], plane.slots + column, kSlotBytes, smem_.k_full[stage]);
       }
@@ -353,12 +356,25 @@ class Consumer {
         float rescale[1][2];
         weigh(scores, step, work, softmax, rescale);
         step = next_step();  // while O += P V runs
+#if FK_EARLY
+        Probabilities p_next;
+        round(scores, p_next);
+        wgmma_wait_behind<0>(p_next[0][0] | p_next[Config::kBlockN / 16 - 1][3]);
+#else
         wgmma_wait_behind<0>(__float_as_uint(scores[0][kN8 - 1][1]) | __float_as_uint(scores[0][kN8 - 1][3]));
+#endif
         pin(flat(output));
         release(smem_.v_empty[v_.index]);
         v_.advance();
-        OnlineSoftmax<1>::rescale_rows(output, rescale);
+        rescale_output(output, rescale);
+#if FK_EARLY
+#pragma unroll
+        for (int i = 0; i < Config::kBlockN / 16; ++i)
+#pragma unroll
+          for (int e = 0; e < 4; ++e) asm volatile("mov.b32 %0, %1;" : "=r"(p[i][e]) : "r"(p_next[i][e]) : "memory");
+#else
         round(scores, p);
+#endif
       }
       finish_list();
       smem_.v_full[v_.index].wait(v_.parity);
@@ -440,14 +456,27 @@ class Consumer {
                     row_step);
     } else {
 #pragma unroll 1
-      for (uint32_t touched = step.touched; touched != 0; touched &= touched - 1) {
-        mask_by_slot(scores, smem_.slots[k_.index][__ffs(static_cast<int>(touched)) - 1], lane_row,
-                     lane_column, row_of, column_of, row_step);
+      for (uint32_t slots = step.touched & kSlotBits; slots != 0; slots &= slots - 1) {
+        const int slot = __ffs(static_cast<int>(slots)) - 1;
+        with_ends(step.touched, slot, [&](auto starts, auto ends) {
+          mask_by_slot<decltype(starts)::value, decltype(ends)::value>(scores, smem_.slots[k_.index][slot], lane_row, lane_column, row_of,
+                                         column_of, row_step);
+        });
       }
     }
     release(smem_.k_empty[k_.index]);
     k_.advance();
     softmax.advance(scores, arguments_.exponent_scale, rescale);
+  }
+
+  // O to the new maximum. Rare once the large keys have been met: the warp votes on both rows at once.
+  static __device__ __forceinline__ void rescale_output(Output& output, const float (&rescale)[1][2]) {
+    if (__any_sync(~0u, rescale[0][0] != 1.f || rescale[0][1] != 1.f)) {
+#pragma unroll
+      for (int n = 0; n < kO8; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) output[0][n][e] *= rescale[0][e / 2];
+    }
   }
 
   // Weights to the 16-bit A fragments of the second product.

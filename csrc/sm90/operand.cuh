@@ -7,15 +7,16 @@ namespace flashmask::sm90 {
 
 // A [kRows, kColumns] tile as panels of 64 columns: panel p is [kRows, 64] row-major, 128 bytes a row, its
 // 16-byte chunks XORed with the row's number modulo 8 (TMA's and wgmma's 128-byte swizzle). A tile starts on
-// a 1024-byte boundary.
+// a 1024-byte boundary. A last panel that kColumns does not fill is there in full, and nobody multiplies its
+// rest.
 template <int kRows_, int kColumns_>
 struct Operand {
   static constexpr int kRows = kRows_;
   static constexpr int kColumns = kColumns_;
-  static constexpr int kPanels = kColumns / 64;
+  static constexpr int kPanels = (kColumns + 63) / 64;
   static constexpr int kPanelBytes = kRows * 128;
   static constexpr int kBytes = kPanels * kPanelBytes;
-  static_assert(kColumns % 64 == 0, "a panel is one 128-byte swizzle span");
+  static_assert(kColumns % 16 == 0, "wgmma takes 16 columns of depth");
   static_assert(kRows % 8 == 0, "the swizzle repeats every 8 rows");
 
   // Byte offset of the 16-byte chunk `chunk` of row `row`.
