@@ -13,7 +13,9 @@
 #define BK_ROUNDED 0
 #endif
 
+#include "common/block_place.cuh"
 #include "common/mask_fragment.cuh"
+#include "common/ordered_add.cuh"
 #include "common/row_runs.cuh"
 #include "common/softmax.cuh"
 #include "sm80/backward_rows.cuh"
@@ -24,7 +26,8 @@
 
 namespace flashmask::sm90 {
 
-template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, bool kDense_>
+template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, bool kDeterministic_,
+          bool kDense_>
 struct BackwardConfig {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;
@@ -33,9 +36,9 @@ struct BackwardConfig {
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kBlockN = 64 * kConsumers;
   static constexpr int kStages = kStages_;  // of Q and dO
-  static constexpr bool kDense = kDense_;
+  static constexpr bool kDeterministic = kDeterministic_;  // dQ is added in a fixed order
+  static constexpr bool kDense = kDense_;                  // test mode: the mask is read from a dense matrix
   static constexpr bool kDropout = false;
-  static constexpr bool kDeterministic = false;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   // The consumers divide the rows of dQ where there are 128, else its head dims.
   static constexpr bool kDqByRows = kBlockM == 128;
@@ -59,6 +62,12 @@ struct BackwardConfig {
   };
   static constexpr uint32_t kEmptyRows = 1u << 31;  // some row of the tile sees no key
 
+  // The row tile whose dQ a consumer has put into shared memory; tile -1: no more will come.
+  struct Departure {
+    int tile;
+    int row;
+  };
+
   struct alignas(1024) Smem {
     char k[KTile::kBytes];  // dK passes through here at the end
     char v[VTile::kBytes];  // and dV here
@@ -70,8 +79,12 @@ struct BackwardConfig {
     alignas(128) float delta[kStages][kBlockM];
     alignas(128) Slot slots[kStages][kMaxSlots][kBlockN];
     Step steps[kStages];
+    Departure departures[kConsumers];
+    RowRuns runs;  // the producer's own; it has few registers
+    NearTiles near[kDeterministic ? kConsumers : 1];
     Barrier kv_full;
     Barrier rows_full[kStages], rows_empty[kStages];
+    Barrier dq_full[kConsumers], dq_empty[kConsumers];
   };
   static_assert(sizeof(Smem) <= kMaxSmemBytes, "Hopper offers a block 227 KB of shared memory");
 };
@@ -103,20 +116,10 @@ struct BackwardArguments {
   BackwardParams params;
   MaskTiles mask;
   sm80::RowStatistics rows;
-  float* dq;  // fp32 workspace, see DqWorkspace
+  float* dq;      // fp32 workspace, see DqWorkspace
+  int32_t* turn;  // [B, Hq, row_tiles, consumers], zeroed; in deterministic mode, see ordered_add.cuh
   int column_tiles;
-};
-
-// The column tile, key head and sample of a block: a head's column tiles together in ascending order.
-struct ColumnWork {
-  int column_tile;
-  int head_k;
-  int batch;
-
-  __device__ __forceinline__ explicit ColumnWork(const BackwardArguments& arguments)
-      : column_tile(static_cast<int>(blockIdx.x) % arguments.column_tiles),
-        head_k(static_cast<int>(blockIdx.x) / arguments.column_tiles % arguments.params.shape.heads_k),
-        batch(static_cast<int>(blockIdx.x) / arguments.column_tiles / arguments.params.shape.heads_k) {}
+  int heads_in_turns;  // see BlockPlace
 };
 
 // The producer: one thread fetches K and V once, then Q, dO and the row statistics of every visited row tile
@@ -125,14 +128,16 @@ template <class Config>
 class RowProducer {
  public:
   __device__ __forceinline__ RowProducer(const BackwardArguments& arguments, typename Config::Smem& smem)
-      : arguments_(arguments), smem_(smem), work_(arguments) {}
+      : arguments_(arguments),
+        smem_(smem),
+        work_(arguments.params.shape, arguments.column_tiles, arguments.heads_in_turns) {}
 
   __device__ __forceinline__ void run() {
     load_columns();
     const MaskTiles& mask = arguments_.mask;
     const Shape& shape = arguments_.params.shape;
     const int group = shape.heads_q / shape.heads_k;
-    RowRuns runs;
+    RowRuns& runs = smem_.runs;
     for (int member = 0; member < group; ++member) {
       const int head = work_.head_k * group + member;
       const MaskPlane plane = plane_at(mask, plane_index(mask, shape, work_.batch, head));
@@ -201,8 +206,77 @@ class RowProducer {
 
   const BackwardArguments& arguments_;
   typename Config::Smem& smem_;
-  ColumnWork work_;
+  BlockPlace work_;
   Stage<Config::kStages> rows_;
+};
+
+// A warp that adds one consumer's dQ to the workspace, so that the consumer waits neither for the copy nor, in
+// deterministic mode, for its turn.
+template <class Config>
+class DqWriter {
+ public:
+  __device__ __forceinline__ DqWriter(const BackwardArguments& arguments, typename Config::Smem& smem, int group,
+                                      int lane)
+      : arguments_(arguments),
+        smem_(smem),
+        work_(arguments.params.shape, arguments.column_tiles, arguments.heads_in_turns),
+        group_(group),
+        lane_(lane) {}
+
+  __device__ __forceinline__ void run() {
+    constexpr int kFloats = 64 * Config::kDqColumns;
+    for (int parity = 0;; parity ^= 1) {
+      smem_.dq_full[group_].wait(parity);
+      const typename Config::Departure departure = smem_.departures[group_];
+      if (departure.tile < 0) break;
+      int32_t* turn = arguments_.turn + int64_t{departure.tile} * Config::kConsumers + group_;
+      if constexpr (Config::kDeterministic) await(turn, departure);
+      if (lane_ == 0) {
+        bulk_reduce_add(
+            arguments_.dq + int64_t{departure.tile} * DqWorkspace<Config>::kTileFloats + group_ * kFloats,
+            smem_.dq[group_], kFloats * static_cast<int>(sizeof(float)));
+        bulk_commit();
+        bulk_wait_read();
+        smem_.dq_empty[group_].arrive();
+        if constexpr (Config::kDeterministic) {
+          bulk_wait();
+          fence_async();
+          pass_turn(turn, work_.column_tile);
+        }
+      }
+      __syncwarp();
+    }
+  }
+
+ private:
+  // Returns when it is this block's turn to add to a row tile.
+  __device__ __forceinline__ void await(const int32_t* turn, const typename Config::Departure& departure) {
+    const Shape& shape = arguments_.params.shape;
+    const int head = departure.tile / arguments_.rows.tiles % shape.heads_q;
+    const int64_t index = plane_index(arguments_.mask, shape, work_.batch, head);
+    const MaskPlane plane = plane_at(arguments_.mask, index);
+    NearTiles& near = smem_.near[group_];
+    if (index != near_plane_) {
+      near.load(arguments_.mask, plane, work_.column_tile, lane_);
+      near_plane_ = index;
+      __syncwarp();
+    }
+    const int row_end = min(static_cast<int>(shape.seqlen_q), departure.row + Config::kBlockM);
+    const int before = next_visitor(arguments_.mask, plane, near, work_.column_tile, departure.row, row_end, lane_);
+    if (lane_ == 0) {
+      while (load_turn_acquire(turn) != before + 1) {
+      }
+      fence_async();
+    }
+    __syncwarp();
+  }
+
+  const BackwardArguments& arguments_;
+  typename Config::Smem& smem_;
+  BlockPlace work_;
+  int group_;
+  int lane_;
+  int64_t near_plane_ = -1;
 };
 
 // One consumer warpgroup: 64 key columns.
@@ -225,7 +299,11 @@ class ColumnConsumer {
 
   __device__ __forceinline__ ColumnConsumer(const BackwardArguments& arguments, typename Config::Smem& smem,
                                             int group, int thread)
-      : arguments_(arguments), smem_(smem), work_(arguments), group_(group), thread_(thread) {}
+      : arguments_(arguments),
+        smem_(smem),
+        work_(arguments.params.shape, arguments.column_tiles, arguments.heads_in_turns),
+        group_(group),
+        thread_(thread) {}
 
   // Products are issued so that the tensor cores always have one that nobody waits for: S under the departure
   // of the dQ before, dP under the exponentials, dV under dS, dK under the exchange of dS. Two row tiles a turn, as
@@ -246,28 +324,29 @@ class ColumnConsumer {
       advance(s, dq, step);
 #if BK_E
       const int stage = rows_.index;
+      const typename Config::Step first = step;
       rows_.advance();
       step = next_step();
       if (step.tile < 0) {
         wgmma_wait<0>();
-        finish(dq, stage);
+        finish(dq, first, stage);
         break;
       }
       multiply_scores(s);
       wgmma_wait<1>();
-      finish(dq, stage);
+      finish(dq, first, stage);
       DqPart dq_b;
       advance(s, dq_b, step);
       wgmma_wait<0>();
-      finish(dq_b, rows_.index);
+      finish(dq_b, step, rows_.index);
       rows_.advance();
       continue;
 #endif
       wgmma_wait<0>();
-      finish(dq, rows_.index);
+      finish(dq, step, rows_.index);
       rows_.advance();
     }
-    add_dq();
+    announce_dq({-1, 0});
 
     named_barrier_sync(kBothBarrier, 256);  // nobody reads K or V any more
     if (params.dk.data != nullptr) {
@@ -310,7 +389,6 @@ class ColumnConsumer {
     if (step.work & Config::kEmptyRows) clear_empty_rows(stage);
     Scores dp;
     multiply_dp(dp);
-    add_dq();
     Statistics statistics;
 #if BK_PRE & 1
     load_statistics(statistics, smem_.lse[stage]);
@@ -337,7 +415,6 @@ class ColumnConsumer {
     round(dp, ds);
     multiply_rows<DkProduct, typename Config::QTile>(dk_, ds, smem_.q[stage]);
     store_ds(ds, smem_.ds[stage]);
-    if (thread_ == 0) bulk_wait_read();  // of dQ of the step before
     named_barrier_sync(kBothBarrier, 256);
 #if BK_E == 1
     wgmma_wait<1>();
@@ -347,15 +424,14 @@ class ColumnConsumer {
     pin(flat(dv_));
 #endif
     multiply_dq(dq, smem_.ds[stage]);
-    before_ = step.tile;
   }
 
   // Ends a step whose products are done.
-  __device__ __forceinline__ void finish(DqPart& dq, int stage) {
+  __device__ __forceinline__ void finish(DqPart& dq, const typename Config::Step& step, int stage) {
     pin(flat(dq));
     pin(flat(dk_));
     pin(flat(dv_));
-    store_dq(dq);
+    if (arguments_.params.dq.data != nullptr) store_dq(dq, {step.tile, step.row});
     release(smem_.rows_empty[stage]);
   }
 
@@ -538,27 +614,25 @@ class ColumnConsumer {
     fence_async_shared();
   }
 
-  // This consumer's part of dQ to shared memory, as the workspace lays it out.
-  __device__ __forceinline__ void store_dq(const DqPart& dq) {
+  // This consumer's part of dQ to shared memory, as the workspace lays it out, and on its way.
+  __device__ __forceinline__ void store_dq(const DqPart& dq, const typename Config::Departure& departure) {
+    smem_.dq_empty[group_].wait(dq_parity_ ^ 1);
 #pragma unroll
     for (int n = 0; n < kDq8; ++n) {
       *reinterpret_cast<float4*>(smem_.dq[group_] + DqWorkspace<Config>::fragment_offset(thread_ / 32, 0, n) +
                                  thread_ % 32 * 4) =
           make_float4(dq[0][n][0], dq[0][n][1], dq[0][n][2], dq[0][n][3]);
     }
+    fence_async_shared();
+    announce_dq(departure);
+    dq_parity_ ^= 1;
   }
 
-  // And from there, added, to the workspace.
-  __device__ __forceinline__ void add_dq() {
-    if (before_ < 0 || arguments_.params.dq.data == nullptr) return;
-    fence_async_shared();
-    named_barrier_sync(kGroupBarrier + group_, 128);
-    if (thread_ == 0) {
-      constexpr int kFloats = 64 * Config::kDqColumns;
-      bulk_reduce_add(arguments_.dq + int64_t{before_} * DqWorkspace<Config>::kTileFloats + group_ * kFloats,
-                      smem_.dq[group_], kFloats * static_cast<int>(sizeof(float)));
-      bulk_commit();
-    }
+  // Tells the writer.
+  __device__ __forceinline__ void announce_dq(const typename Config::Departure& departure) {
+    if (departure.tile < 0) smem_.dq_empty[group_].wait(dq_parity_ ^ 1);
+    if (thread_ == 0) smem_.departures[group_] = departure;
+    release(smem_.dq_full[group_]);
   }
 
   // This consumer's rows of a gradient, through shared memory, to the tensor.
@@ -586,16 +660,16 @@ class ColumnConsumer {
 
   const BackwardArguments& arguments_;
   typename Config::Smem& smem_;
-  ColumnWork work_;
+  BlockPlace work_;
   int group_;
   int thread_;
   float scale_;
   Stage<Config::kStages> rows_;
-  int before_ = -1;  // the row tile whose dQ lies in shared memory
+  int dq_parity_ = 0;
   float dk_[1][kDk8][4], dv_[1][kDv8][4];
 };
 
-// Grid: column_tiles * Hk * B blocks.
+// Grid: column_tiles * Hk * B blocks. Warp 0 fetches, warps 1 and 2 take dQ away, two warpgroups compute.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     backward_kernel(const __grid_constant__ BackwardArguments arguments) {
@@ -608,12 +682,18 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       smem.rows_full[stage].init(1);
       smem.rows_empty[stage].init(4 * Config::kConsumers);
     }
+    for (int group = 0; group < Config::kConsumers; ++group) {
+      smem.dq_full[group].init(4);
+      smem.dq_empty[group].init(1);
+    }
     fence_barrier_init();
   }
   __syncthreads();
   if (warp < 4) {
-    shrink_registers<24>();
+    shrink_registers<32>();
     if (threadIdx.x == 0) RowProducer<Config>(arguments, smem).run();
+    if (warp >= 1 && warp <= Config::kConsumers)
+      DqWriter<Config>(arguments, smem, warp - 1, threadIdx.x % 32).run();
   } else {
     grow_registers<240>();
     ColumnConsumer<Config>(arguments, smem, warp / 4 - 1, threadIdx.x % 128).run();
