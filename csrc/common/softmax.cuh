@@ -46,7 +46,7 @@ __device__ __forceinline__ float exp2_polynomial(float x) {
 }
 
 #ifndef FM_POLY
-#define FM_POLY 0
+#define FM_POLY 2
 #endif
 __device__ __forceinline__ float exp2_at(int index, float x) {
   return index % 8 < FM_POLY ? exp2_polynomial(x) : exp2_approx(x);

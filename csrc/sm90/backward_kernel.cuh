@@ -7,10 +7,10 @@
 #define BK_PRE 0
 #endif
 #ifndef BK_E
-#define BK_E 0
+#define BK_E 1
 #endif
 #ifndef BK_ROUNDED
-#define BK_ROUNDED 0
+#define BK_ROUNDED 1
 #endif
 
 #include "common/block_place.cuh"
