@@ -116,8 +116,8 @@ struct BackwardArguments {
   BackwardParams params;
   MaskTiles mask;
   sm80::RowStatistics rows;
-  float* dq;      // fp32 workspace, see DqWorkspace
-  int32_t* turn;  // [B, Hq, row_tiles, consumers], zeroed; in deterministic mode, see ordered_add.cuh
+  float* dq;        // fp32 workspace, see DqWorkspace; not zeroed, the first to come stores
+  int32_t* visits;  // [B, Hq, row_tiles, consumers], zeroed; see DqWriter
   int column_tiles;
   int heads_in_turns;  // see BlockPlace
 };
@@ -211,7 +211,8 @@ class RowProducer {
 };
 
 // A warp that adds one consumer's dQ to the workspace, so that the consumer waits neither for the copy nor, in
-// deterministic mode, for its turn.
+// deterministic mode, for its turn (`visits` are the counters of ordered_add.cuh then). The first to come to a
+// row tile stores instead, so that nobody has to clear the workspace before.
 template <class Config>
 class DqWriter {
  public:
@@ -225,23 +226,28 @@ class DqWriter {
 
   __device__ __forceinline__ void run() {
     constexpr int kFloats = 64 * Config::kDqColumns;
+    constexpr int kBytes = kFloats * static_cast<int>(sizeof(float));
     for (int parity = 0;; parity ^= 1) {
       smem_.dq_full[group_].wait(parity);
       const typename Config::Departure departure = smem_.departures[group_];
       if (departure.tile < 0) break;
-      int32_t* turn = arguments_.turn + int64_t{departure.tile} * Config::kConsumers + group_;
-      if constexpr (Config::kDeterministic) await(turn, departure);
+      int32_t* visits = arguments_.visits + int64_t{departure.tile} * Config::kConsumers + group_;
+      const bool first = Config::kDeterministic ? await_turn(visits, departure) : is_first(visits);
       if (lane_ == 0) {
-        bulk_reduce_add(
-            arguments_.dq + int64_t{departure.tile} * DqWorkspace<Config>::kTileFloats + group_ * kFloats,
-            smem_.dq[group_], kFloats * static_cast<int>(sizeof(float)));
+        float* target =
+            arguments_.dq + int64_t{departure.tile} * DqWorkspace<Config>::kTileFloats + group_ * kFloats;
+        if (first) {
+          bulk_store(target, smem_.dq[group_], kBytes);
+        } else {
+          bulk_reduce_add(target, smem_.dq[group_], kBytes);
+        }
         bulk_commit();
         bulk_wait_read();
         smem_.dq_empty[group_].arrive();
-        if constexpr (Config::kDeterministic) {
+        if (Config::kDeterministic || first) {
           bulk_wait();
           fence_async();
-          pass_turn(turn, work_.column_tile);
+          pass_turn(visits, Config::kDeterministic ? work_.column_tile : kStored - 1);
         }
       }
       __syncwarp();
@@ -249,8 +255,23 @@ class DqWriter {
   }
 
  private:
-  // Returns when it is this block's turn to add to a row tile.
-  __device__ __forceinline__ void await(const int32_t* turn, const typename Config::Departure& departure) {
+  // What `visits` holds in free order: 0, then kClaimed by the first to come, then kStored when its dQ is
+  // there to be added to.
+  static constexpr int kClaimed = 1, kStored = 2;
+
+  // Whether nobody came before to a row tile; if somebody did, returns when adding is possible. Lane 0's
+  // answer counts.
+  __device__ __forceinline__ bool is_first(int32_t* visits) {
+    if (lane_ != 0) return false;
+    if (atomicCAS(visits, 0, kClaimed) == 0) return true;
+    while (load_turn_acquire(visits) != kStored) {
+    }
+    fence_async();
+    return false;
+  }
+
+  // Returns when it is this block's turn to add to a row tile: whether it is the first.
+  __device__ __forceinline__ bool await_turn(const int32_t* turn, const typename Config::Departure& departure) {
     const Shape& shape = arguments_.params.shape;
     const int head = departure.tile / arguments_.rows.tiles % shape.heads_q;
     const int64_t index = plane_index(arguments_.mask, shape, work_.batch, head);
@@ -262,13 +283,15 @@ class DqWriter {
       __syncwarp();
     }
     const int row_end = min(static_cast<int>(shape.seqlen_q), departure.row + Config::kBlockM);
-    const int before = next_visitor(arguments_.mask, plane, near, work_.column_tile, departure.row, row_end, lane_);
+    const int before =
+        next_visitor(arguments_.mask, plane, near, work_.column_tile, departure.row, row_end, lane_);
     if (lane_ == 0) {
       while (load_turn_acquire(turn) != before + 1) {
       }
       fence_async();
     }
     __syncwarp();
+    return before < 0;
   }
 
   const BackwardArguments& arguments_;

@@ -11,7 +11,7 @@ namespace flashmask::sm90 {
 
 // Offsets into the workspace, in bytes.
 struct BackwardPlan {
-  int64_t mask, lse, delta, empty, dq, turns, total;
+  int64_t mask, lse, delta, empty, dq, visits, total;
 };
 
 template <class Config>
@@ -26,7 +26,7 @@ BackwardPlan plan_backward(const BackwardParams& params) {
   plan.empty = parts.reserve(tiles * 4);
   const bool wants_dq = params.dq.data != nullptr;
   plan.dq = parts.reserve(wants_dq ? tiles * DqWorkspace<Config>::kTileFloats * 4 : 0);
-  plan.turns = parts.reserve(wants_dq && Config::kDeterministic ? tiles * Config::kConsumers * 4 : 0);
+  plan.visits = parts.reserve(wants_dq ? tiles * Config::kConsumers * 4 : 0);
   plan.total = parts.end();
   return plan;
 }
@@ -82,7 +82,7 @@ cudaError_t launch_backward(const BackwardParams& params) {
                     reinterpret_cast<int*>(workspace + plan.empty),
                     static_cast<int>(ceil_div(shape.seqlen_q, Config::kBlockM))};
   arguments.dq = reinterpret_cast<float*>(workspace + plan.dq);
-  arguments.turn = reinterpret_cast<int32_t*>(workspace + plan.turns);
+  arguments.visits = reinterpret_cast<int32_t*>(workspace + plan.visits);
   arguments.column_tiles = arguments.mask.tile_count;
   arguments.heads_in_turns = Config::kDeterministic ? choose_heads_in_turns(shape) : 0;
 
@@ -90,8 +90,8 @@ cudaError_t launch_backward(const BackwardParams& params) {
   const int64_t blocks = int64_t{arguments.column_tiles} * shape.heads_k * shape.batch;
   cudaError_t error = launch_mask_prepass(mask, shape, arguments.mask, stream);
   if (error != cudaSuccess) return error;
-  if (plan.total > plan.dq) {  // dQ and the turns lie side by side
-    error = cudaMemsetAsync(workspace + plan.dq, 0, plan.total - plan.dq, stream);
+  if (wants_dq) {
+    error = cudaMemsetAsync(workspace + plan.visits, 0, plan.total - plan.visits, stream);
     if (error != cudaSuccess) return error;
   }
   sm80::backward_before_kernel<Config><<<row_blocks, 128, 0, stream>>>(params, arguments.rows);
@@ -105,11 +105,10 @@ cudaError_t launch_backward(const BackwardParams& params) {
   if (wants_dq) {
     using Conversion = DqConversion<Config>;
     constexpr int kTileBytes = Conversion::QTile::kBytes;
-    const auto convert = sm80::backward_after_kernel<Conversion, DqWorkspace<Config>>;
+    const auto convert = sm80::backward_after_kernel<Conversion, DqWorkspace<Config>, Config::kConsumers>;
     error = cudaFuncSetAttribute(convert, cudaFuncAttributeMaxDynamicSharedMemorySize, kTileBytes);
     if (error != cudaSuccess) return error;
-    convert<<<row_blocks, Conversion::kThreads, kTileBytes, stream>>>(params, arguments.dq,
-                                                                      arguments.rows.tiles);
+    convert<<<row_blocks, Conversion::kThreads, kTileBytes, stream>>>(params, arguments.dq, arguments.visits, arguments.rows.tiles);
   }
   return cudaGetLastError();
 }

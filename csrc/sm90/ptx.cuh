@@ -103,6 +103,13 @@ __device__ __forceinline__ void bulk_load(void* shared, const void* global, int 
       : "memory");
 }
 
+// `bytes` of shared memory to global memory.
+__device__ __forceinline__ void bulk_store(void* global, const void* shared, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
+               "r"(shared_address(shared)), "r"(bytes)
+               : "memory");
+}
+
 // Adds `bytes` of floats in shared memory to as many in global memory.
 __device__ __forceinline__ void bulk_reduce_add(float* global, const float* shared, int bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
