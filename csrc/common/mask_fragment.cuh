@@ -15,7 +15,8 @@ __device__ __forceinline__ bool masks_row(int start, int end, int row) {
   return (!kStarts || row >= start) & (!kEnds || row < end);
 }
 
-// Calls `mask(starts, ends)` with std::true_type or std::false_type each, as the slot's bits of `touched` say.
+// Calls `mask(starts, ends)` with std::true_type or std::false_type each, as the slot's bits of `touched`
+// say.
 template <class Mask>
 __device__ __forceinline__ void with_ends(uint32_t touched, int slot, Mask mask) {
   const bool starts = touched >> (kStartShift + slot) & 1, ends = touched >> (kEndShift + slot) & 1;
@@ -44,8 +45,10 @@ __device__ __forceinline__ void mask_by_slot(float (&scores)[kM][kN8][4], const 
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int row = row0 + row_of(m) + row_step * h;
-        scores[m][n][2 * h] = masks_row<kStarts, kEnds>(pair.x, pair.y, row) ? -INFINITY : scores[m][n][2 * h];
-        scores[m][n][2 * h + 1] = masks_row<kStarts, kEnds>(pair.z, pair.w, row) ? -INFINITY : scores[m][n][2 * h + 1];
+        scores[m][n][2 * h] =
+            masks_row<kStarts, kEnds>(pair.x, pair.y, row) ? -INFINITY : scores[m][n][2 * h];
+        scores[m][n][2 * h + 1] =
+            masks_row<kStarts, kEnds>(pair.z, pair.w, row) ? -INFINITY : scores[m][n][2 * h + 1];
       }
     }
   }

@@ -123,7 +123,8 @@ inline constexpr int kStartShift = 8, kEndShift = 16;
 
 // The bits of a touching slot all of whose intervals start at or before `start_max` and end at or behind
 // `end_min`.
-__device__ __forceinline__ uint32_t touch_bits(int slot, int start_max, int end_min, int row_begin, int row_end) {
+__device__ __forceinline__ uint32_t touch_bits(int slot, int start_max, int end_min, int row_begin,
+                                               int row_end) {
   uint32_t bits = 1u;
   if (start_max > row_begin) bits |= 1u << kStartShift;
   if (end_min < row_end) bits |= 1u << kEndShift;

@@ -31,7 +31,8 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
-// The same on the FMA pipes, to 4e-6: the special function unit takes one of these every 8 cycles a warp. Exactly 0 from -127 down.
+// The same on the FMA pipes, to 4e-6: the special function unit takes one of these every 8 cycles a warp.
+// Exactly 0 from -127 down.
 __device__ __forceinline__ float exp2_polynomial(float x) {
   float clamped;
   asm("max.NaN.f32 %0, %1, %2;" : "=f"(clamped) : "f"(x), "f"(-127.f));
@@ -110,8 +111,7 @@ struct OnlineSoftmax {
 #pragma unroll
     for (int n = 2; n < kN8; ++n) {
 #pragma unroll
-      for (int c = 0; c < 2; ++c)
-        chains[n % 2 * 2 + c] = fmaxf(chains[n % 2 * 2 + c], scores[n][2 * h + c]);
+      for (int c = 0; c < 2; ++c) chains[n % 2 * 2 + c] = fmaxf(chains[n % 2 * 2 + c], scores[n][2 * h + c]);
     }
     return fmaxf(fmaxf(chains[0], chains[1]), fmaxf(chains[2], chains[3]));
   }

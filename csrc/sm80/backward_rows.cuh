@@ -99,8 +99,8 @@ __global__ void backward_before_kernel(const __grid_constant__ BackwardParams pa
 }
 
 // dq = softmax_scale * workspace. Grid: tiles * Hq * B blocks of Config::kThreads, each a row tile. Workspace
-// says how the accumulators lie, as DqWorkspace does. `visits` [tiles * Hq * B, kParts], if given, are 0 where
-// nobody wrote a part of a row tile (the block's warps divide the parts), which is taken to be zeros.
+// says how the accumulators lie, as DqWorkspace does. `visits` [tiles * Hq * B, kParts], if given, are 0
+// where nobody wrote a part of a row tile (the block's warps divide the parts), which is taken to be zeros.
 template <class Config, class Workspace = DqWorkspace<Config>, int kParts = 1>
 __global__ void backward_after_kernel(const __grid_constant__ BackwardParams params, const float* workspace,
                                       const int32_t* visits, int tiles) {

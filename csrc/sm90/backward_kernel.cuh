@@ -35,7 +35,7 @@ struct BackwardConfig {
   static constexpr int kConsumers = 2;
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kBlockN = 64 * kConsumers;
-  static constexpr int kStages = kStages_;  // of Q and dO
+  static constexpr int kStages = kStages_;                 // of Q and dO
   static constexpr bool kDeterministic = kDeterministic_;  // dQ is added in a fixed order
   static constexpr bool kDense = kDense_;                  // test mode: the mask is read from a dense matrix
   static constexpr bool kDropout = false;
@@ -210,14 +210,14 @@ class RowProducer {
   Stage<Config::kStages> rows_;
 };
 
-// A warp that adds one consumer's dQ to the workspace, so that the consumer waits neither for the copy nor, in
-// deterministic mode, for its turn (`visits` are the counters of ordered_add.cuh then). The first to come to a
-// row tile stores instead, so that nobody has to clear the workspace before.
+// A warp that adds one consumer's dQ to the workspace, so that the consumer waits neither for the copy nor,
+// in deterministic mode, for its turn (`visits` are the counters of ordered_add.cuh then). The first to come
+// to a row tile stores instead, so that nobody has to clear the workspace before.
 template <class Config>
 class DqWriter {
  public:
-  __device__ __forceinline__ DqWriter(const BackwardArguments& arguments, typename Config::Smem& smem, int group,
-                                      int lane)
+  __device__ __forceinline__ DqWriter(const BackwardArguments& arguments, typename Config::Smem& smem,
+                                      int group, int lane)
       : arguments_(arguments),
         smem_(smem),
         work_(arguments.params.shape, arguments.column_tiles, arguments.heads_in_turns),
@@ -271,7 +271,8 @@ class DqWriter {
   }
 
   // Returns when it is this block's turn to add to a row tile: whether it is the first.
-  __device__ __forceinline__ bool await_turn(const int32_t* turn, const typename Config::Departure& departure) {
+  __device__ __forceinline__ bool await_turn(const int32_t* turn,
+                                             const typename Config::Departure& departure) {
     const Shape& shape = arguments_.params.shape;
     const int head = departure.tile / arguments_.rows.tiles % shape.heads_q;
     const int64_t index = plane_index(arguments_.mask, shape, work_.batch, head);
@@ -329,8 +330,8 @@ class ColumnConsumer {
         thread_(thread) {}
 
   // Products are issued so that the tensor cores always have one that nobody waits for: S under the departure
-  // of the dQ before, dP under the exponentials, dV under dS, dK under the exchange of dS. Two row tiles a turn, as
-  // nothing may be in flight from one turn to the next.
+  // of the dQ before, dP under the exponentials, dV under dS, dK under the exchange of dS. Two row tiles a
+  // turn, as nothing may be in flight from one turn to the next.
   __device__ __forceinline__ void run() {
     const BackwardParams& params = arguments_.params;
     scale_ = static_cast<float>(params.softmax_scale * 1.4426950408889634);
@@ -502,8 +503,7 @@ class ColumnConsumer {
     pin(flat(gradient));
     wgmma_fence();
 #pragma unroll
-    for (int i = 0; i < kM16; ++i)
-      Product::rs(flat(gradient), weights[i], Tile::depth_rows(tile, i), true);
+    for (int i = 0; i < kM16; ++i) Product::rs(flat(gradient), weights[i], Tile::depth_rows(tile, i), true);
     wgmma_commit();
   }
 
@@ -537,15 +537,17 @@ class ColumnConsumer {
     clear_masked(s, step);
   }
 
-  // dP^T to dS^T = P^T (dP^T - delta). Where there are not the registers for P in both precisions, of the rounded one.
-  static __device__ __forceinline__ void differentiate(const Scores& s, const Fragments& p, const Statistics& delta,
-                                                       Scores& dp) {
+  // dP^T to dS^T = P^T (dP^T - delta). Where there are not the registers for P in both precisions, of the
+  // rounded one.
+  static __device__ __forceinline__ void differentiate(const Scores& s, const Fragments& p,
+                                                       const Statistics& delta, Scores& dp) {
 #pragma unroll
     for (int n = 0; n < kM8; ++n) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float2 weights = BK_ROUNDED || Config::kBlockM == 128 ? unpack<Element>(p[n / 2][n % 2 * 2 + h])
-                                         : make_float2(s[0][n][2 * h], s[0][n][2 * h + 1]);
+        const float2 weights = BK_ROUNDED || Config::kBlockM == 128
+                                   ? unpack<Element>(p[n / 2][n % 2 * 2 + h])
+                                   : make_float2(s[0][n][2 * h], s[0][n][2 * h + 1]);
         dp[0][n][2 * h] = weights.x * (dp[0][n][2 * h] - delta[n].x);
         dp[0][n][2 * h + 1] = weights.y * (dp[0][n][2 * h + 1] - delta[n].y);
       }
@@ -618,7 +620,9 @@ class ColumnConsumer {
 #pragma unroll
             for (int e = 0; e < 4; ++e) {
               const Slot& slot = pair[e / 2];
-              if (masks_row<decltype(starts)::value, decltype(ends)::value>(slot.start, slot.end, row0 + 8 * n + e % 2)) p[0][n][e] = 0.f;
+              if (masks_row<decltype(starts)::value, decltype(ends)::value>(slot.start, slot.end,
+                                                                            row0 + 8 * n + e % 2))
+                p[0][n][e] = 0.f;
             }
           }
         });

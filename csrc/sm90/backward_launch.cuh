@@ -108,7 +108,8 @@ cudaError_t launch_backward(const BackwardParams& params) {
     const auto convert = sm80::backward_after_kernel<Conversion, DqWorkspace<Config>, Config::kConsumers>;
     error = cudaFuncSetAttribute(convert, cudaFuncAttributeMaxDynamicSharedMemorySize, kTileBytes);
     if (error != cudaSuccess) return error;
-    convert<<<row_blocks, Conversion::kThreads, kTileBytes, stream>>>(params, arguments.dq, arguments.visits, arguments.rows.tiles);
+    convert<<<row_blocks, Conversion::kThreads, kTileBytes, stream>>>(params, arguments.dq, arguments.visits,
+                                                                      arguments.rows.tiles);
   }
   return cudaGetLastError();
 }

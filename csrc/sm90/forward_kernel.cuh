@@ -371,7 +371,8 @@ class Consumer {
 #pragma unroll
         for (int i = 0; i < Config::kBlockN / 16; ++i)
 #pragma unroll
-          for (int e = 0; e < 4; ++e) asm volatile("mov.b32 %0, %1;" : "=r"(p[i][e]) : "r"(p_next[i][e]) : "memory");
+          for (int e = 0; e < 4; ++e)
+            asm volatile("mov.b32 %0, %1;" : "=r"(p[i][e]) : "r"(p_next[i][e]) : "memory");
 #else
         round(scores, p);
 #endif
@@ -459,8 +460,8 @@ class Consumer {
       for (uint32_t slots = step.touched & kSlotBits; slots != 0; slots &= slots - 1) {
         const int slot = __ffs(static_cast<int>(slots)) - 1;
         with_ends(step.touched, slot, [&](auto starts, auto ends) {
-          mask_by_slot<decltype(starts)::value, decltype(ends)::value>(scores, smem_.slots[k_.index][slot], lane_row, lane_column, row_of,
-                                         column_of, row_step);
+          mask_by_slot<decltype(starts)::value, decltype(ends)::value>(
+              scores, smem_.slots[k_.index][slot], lane_row, lane_column, row_of, column_of, row_step);
         });
       }
     }
