@@ -29,7 +29,7 @@ run() {
 run test --ignore=tests/integrations tests "$@"
 # What needs the other framework is skipped in each.
 run train tests/integrations "$@"
-run formers tests/integrations/test_{paddleformers,paper_configs,training_page}.py "$@"
+run formers tests/integrations/test_{paddleformers,paper_configs,readme,training_page}.py "$@"
 
 .venv-test/bin/python - "$reports"/*.xml <<'PYTHON' || failed=1
 """Adds up JUnit reports; fails unless some test passed."""
