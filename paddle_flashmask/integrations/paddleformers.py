@@ -79,6 +79,10 @@ class Registration:
         self.calls = 0
 
     def __enter__(self) -> Registration:
+        if self not in _registrations:
+            raise RuntimeError(
+                "this registration has ended, and PaddleFormers is as it was; call register() again"
+            )
         return self
 
     def __exit__(

@@ -9,8 +9,8 @@
 PaddleNLP's attention layers look up `paddle.nn.functional.flashmask_attention` at every call; `enable()`
 puts this package's function there. They do so only if the model's config has `use_flash_attention=True` and
 the batch brings `attn_mask_startend_row_indices`. In several other settings PaddleNLP drops those indices
-without a word and trains on plain causal attention; while enabled, each of these raises instead
-(`check_model` lists them).
+without a word and trains on plain causal attention; while enabled, each of these raises instead:
+those that `check_model` lists, DPO in a pipeline, and Llama's pipeline on other devices than GPUs.
 """
 
 from __future__ import annotations
@@ -73,6 +73,8 @@ class Switch:
         self._dense: tuple[NDArray[np.int32], paddle.Tensor] | None = None
 
     def __enter__(self) -> Switch:
+        if self not in _switches:
+            raise RuntimeError("this switch has ended, and PaddleNLP is as it was; call enable() again")
         return self
 
     def __exit__(
@@ -283,6 +285,7 @@ def _install() -> None:
     from paddlenlp.transformers import PretrainedModel
     from paddlenlp.transformers.llama.modeling import LlamaAttention
     from paddlenlp.transformers.qwen2.modeling import Qwen2Attention
+    from paddlenlp.trl import dpo_trainer
 
     from paddle_flashmask import flashmask_attention
 
@@ -295,6 +298,8 @@ def _install() -> None:
         _patches.replace(layer, "forward", _guard_layer(layer.forward))
     _patches.replace(PretrainedModel, "__call__", _guard_model(PretrainedModel.__call__))
     _patches.replace(PretrainedModel, "generate", _guard_generate(PretrainedModel.generate))
+    prepare = dpo_trainer.prepare_pipeline_dpo_inputs_func
+    _patches.replace(dpo_trainer, "prepare_pipeline_dpo_inputs_func", _guard_pipeline_inputs(prepare))
 
 
 def _guard_layer(forward: Callable[..., Any]) -> Callable[..., Any]:
@@ -303,8 +308,20 @@ def _guard_layer(forward: Callable[..., Any]) -> Callable[..., Any]:
 
     @functools.wraps(forward)
     def guarded(self: Any, *args: Any, **kwargs: Any) -> Any:
-        if signature.bind(self, *args, **kwargs).arguments.get(INDICES) is not None:
+        arguments = signature.bind(self, *args, **kwargs).arguments
+        if arguments.get(INDICES) is not None:
             check_model(self)
+            if arguments.get("past_key_value") is not None:
+                raise ValueError(
+                    f"{INDICES}: expected none beside a cache, whose keys they count as rows of this step; "
+                    "generate for one document at a time"
+                )
+        # Stages of a pipeline pass tensors without names; Llama's tell them apart on GPUs only.
+        if (mask := arguments.get("attention_mask")) is not None and str(mask.dtype).endswith("int32"):
+            raise ValueError(
+                "attention_mask: expected a mask that is not int32; PaddleNLP's pipeline takes "
+                f"{INDICES} for a dense mask on this device"
+            )
         return forward(self, *args, **kwargs)
 
     return guarded
@@ -328,5 +345,20 @@ def _guard_generate(generate: Callable[..., Any]) -> Callable[..., Any]:
         if kwargs.get(INDICES) is not None:
             raise ValueError(f"{INDICES}: generate() would ignore it; generate for one document at a time")
         return generate(self, *args, **kwargs)
+
+    return guarded
+
+
+def _guard_pipeline_inputs(prepare: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse batches whose indices stay behind: for DPO, PaddleNLP 3.0.0b4 misspells their name."""
+
+    @functools.wraps(prepare)
+    def guarded(inputs: Any) -> Any:
+        prepared = prepare(inputs)
+        if INDICES in inputs:  # it pops what it takes
+            raise ValueError(
+                f"pipeline_parallel_degree: expected 1, as PaddleNLP's DPO drops {INDICES} in a pipeline"
+            )
+        return prepared
 
     return guarded

@@ -213,6 +213,13 @@ def test_context_managers_end_in_any_order():
     assert AttentionInterface._global_mapping["flashmask"] is own
 
 
+def test_an_ended_registration_does_not_begin_again():
+    registration = integration.register()
+    integration.unregister()
+    with pytest.raises(RuntimeError, match="this registration has ended"), registration:
+        pass
+
+
 def test_context_manager_restores_after_an_error():
     own = AttentionInterface._global_mapping["flashmask"]
     with pytest.raises(KeyError), integration.register():

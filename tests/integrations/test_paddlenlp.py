@@ -19,12 +19,15 @@ from paddlenlp.transformers import (
     Qwen2ForCausalLM,
 )
 from paddlenlp.transformers.llama import fusion_ops
+from paddlenlp.transformers.llama import modeling_pp as llama_pipeline
 from paddlenlp.transformers.llama.modeling import LlamaAttention
+from paddlenlp.transformers.qwen2 import modeling_pp as qwen2_pipeline
 from paddlenlp.transformers.qwen2.modeling import Qwen2Attention
+from paddlenlp.trl import dpo_trainer
 
 from paddle_flashmask.integrations import paddlenlp as integration
 from paddle_flashmask.masks import ColumnMask
-from paddle_flashmask.packing import pack, sft_document
+from paddle_flashmask.packing import pack, preference_document, sft_document
 
 # PaddleNLP calls what Paddle 3.3 deprecates.
 pytestmark = pytest.mark.filterwarnings("ignore::paddle.utils.deprecated.VisibleDeprecationWarning")
@@ -82,7 +85,7 @@ def loss_and_gradients(model, inputs):
 
 
 def test_enable_and_disable_leave_no_trace():
-    owners = (functional, PretrainedModel, LlamaAttention, Qwen2Attention)
+    owners = (functional, PretrainedModel, LlamaAttention, Qwen2Attention, dpo_trainer)
     before = [dict(vars(owner)) for owner in owners]
     integration.enable()
     assert functional.flashmask_attention is not before[0]["flashmask_attention"]
@@ -109,6 +112,13 @@ def test_context_manager_restores_after_an_error():
     with pytest.raises(KeyError), integration.enable():
         raise KeyError
     assert functional.flashmask_attention is own
+
+
+def test_an_ended_switch_does_not_begin_again():
+    switch = integration.enable()
+    integration.disable()
+    with pytest.raises(RuntimeError, match="this switch has ended"), switch:
+        pass
 
 
 def test_mask_bytes_are_linear_or_quadratic():
@@ -288,6 +298,55 @@ def test_paddlenlps_dense_attention_gives_the_same(name):
         np.testing.assert_allclose(gradient, dense[1][key], rtol=1e-3, atol=2e-6, err_msg=key)
 
 
+def pipeline_of_one_layer(name, inputs):
+    """Hidden states of what a pipeline's first stage strings together."""
+    pipeline, prefix = {"llama": (llama_pipeline, "Llama"), "qwen2": (qwen2_pipeline, "Qwen2")}[name]
+    config = build(f"{name}-gqa").config
+    embedding, layer = (
+        getattr(pipeline, f"{prefix}{part}Pipe")(config) for part in ("Embedding", "DecoderLayer")
+    )
+    arguments, _ = getattr(pipeline, f"{prefix}ForCausalLMPipe")._prepare_pipeline_inputs_func(dict(inputs))
+    return layer(embedding(arguments))[0].numpy()
+
+
+@pytest.mark.parametrize("name", ["llama", "qwen2"])
+def test_the_stages_of_a_pipeline_keep_the_mask(name, monkeypatch):
+    monkeypatch.setattr(
+        llama_pipeline, "get_env_device", lambda: "gpu"
+    )  # elsewhere it loses the mask, see below
+    first = documents()[0]
+    others = [documents(seed=1)[0], *documents()[1:]]
+    with integration.enable() as switch, paddle.no_grad():
+        one, two = (pipeline_of_one_layer(name, batch(docs)) for docs in (documents(), others))
+    assert switch.calls == 2
+    assert not np.array_equal(one[:, : len(first)], two[:, : len(first)])
+    np.testing.assert_array_equal(one[:, len(first) :], two[:, len(first) :])
+
+
+@pytest.mark.parametrize("positions", [True, False])
+def test_a_pipeline_that_takes_the_indices_for_a_dense_mask_raises(positions):
+    """Llama's, on a CPU, as it tells its nameless tensors apart on GPUs only."""
+    inputs = batch(documents())
+    if not positions:
+        del inputs["position_ids"]
+    with integration.enable(), pytest.raises(ValueError, match="attention_mask: expected a mask that is not"):
+        pipeline_of_one_layer("llama", inputs)
+
+
+def test_dpo_in_a_pipeline_raises():
+    """PaddleNLP looks for attn_mask_startend_row_indice. If this fails, it has learnt: test what it gets."""
+    packed = pack([preference_document([1, 2], [3, 4], [5, 6, 7])], LENGTH)
+    inputs = integration.collate(integration.preference_features(packed))
+    arguments, _ = dpo_trainer.prepare_pipeline_dpo_inputs_func(dict(inputs))
+    assert len(arguments) == 2, "token ids and positions"
+    with integration.enable():
+        prepare = dpo_trainer.prepare_pipeline_dpo_inputs_func
+        with pytest.raises(ValueError, match="pipeline_parallel_degree: expected 1"):
+            prepare(dict(inputs))
+        inputs["attention_mask"] = inputs.pop(integration.INDICES)
+        assert len(prepare(dict(inputs))[0]) == 3
+
+
 def test_devices_with_kernels_that_ignore_the_mask_raise(monkeypatch):
     monkeypatch.setattr("paddlenlp.utils.tools.get_env_device", lambda: "npu")
     with pytest.raises(ValueError, match="attention on npu ignores"):
@@ -317,6 +376,22 @@ def test_generate_with_indices_raises():
         build().generate(
             inputs["input_ids"], attn_mask_startend_row_indices=inputs[integration.INDICES], max_new_tokens=1
         )
+
+
+def test_indices_with_a_cache_raise():
+    """They name rows of the whole sequence, and the operator would count those of one step."""
+    model, inputs = build().eval(), batch(documents())
+    ids, positions, indices = (inputs[name] for name in ("input_ids", "position_ids", integration.INDICES))
+    with integration.enable(), paddle.no_grad():
+        past = model(ids[:, :20], position_ids=positions[:, :20], use_cache=True)[1]
+        with pytest.raises(ValueError, match="expected none beside a cache"):
+            model(
+                input_ids=ids[:, 20:21],
+                position_ids=positions[:, 20:21],
+                attn_mask_startend_row_indices=indices[..., :21],
+                past_key_values=past,
+                use_cache=True,
+            )
 
 
 def test_generate_without_indices_still_works():
