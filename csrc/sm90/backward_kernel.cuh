@@ -717,7 +717,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
   __syncthreads();
   if (warp < 4) {
-    shrink_registers<32>();
+    shrink_registers<24>();
     if (threadIdx.x == 0) RowProducer<Config>(arguments, smem).run();
     if (warp >= 1 && warp <= Config::kConsumers)
       DqWriter<Config>(arguments, smem, warp - 1, threadIdx.x % 32).run();
