@@ -38,7 +38,7 @@ FLAGS = {
     ("sm80", "forward"): ("dropout", "dense"),
     ("sm80", "backward"): ("dropout", "deterministic", "dense"),
     ("sm90", "forward"): ("dense", "split"),
-    ("sm90", "backward"): ("deterministic", "dense"),
+    ("sm90", "backward"): ("dense",),
 }
 KINDS = ("forward", "backward")
 ARCHITECTURES = ("sm80", "sm90")

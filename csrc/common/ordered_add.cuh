@@ -68,13 +68,6 @@ inline __device__ int32_t load_turn(const int32_t* turn) {
   return seen;
 }
 
-// The same, with everything after it ordered behind it.
-inline __device__ int32_t load_turn_acquire(const int32_t* turn) {
-  int32_t seen;
-  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(turn) : "memory");
-  return seen;
-}
-
 // Called by a whole warp, before it adds. `seen` is what load_turn gave a while ago, `expected` what the
 // counter holds when it is this block's turn.
 inline __device__ void wait_for_turn(const int32_t* turn, int32_t seen, int32_t expected) {

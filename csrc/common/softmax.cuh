@@ -46,13 +46,6 @@ __device__ __forceinline__ float exp2_polynomial(float x) {
   return power * __int_as_float((__float_as_int(shifted) << 23) + 0x3F800000);
 }
 
-#ifndef FM_POLY
-#define FM_POLY 2
-#endif
-__device__ __forceinline__ float exp2_at(int index, float x) {
-  return index % 8 < FM_POLY ? exp2_polynomial(x) : exp2_approx(x);
-}
-
 // Two floats rounded to nearest even and packed, the first in the low half.
 template <typename Element>
 __device__ __forceinline__ uint32_t pack(float low, float high);

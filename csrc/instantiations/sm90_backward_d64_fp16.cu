@@ -3,11 +3,10 @@
 
 namespace flashmask::sm90 {
 
-extern const BackwardKernel backward_d64_fp16[3];
-const BackwardKernel backward_d64_fp16[3] = {
-    describe_backward<BackwardConfig<__half, 64, 64, 128, 2, false, false>>(DType::kFloat16),
-    describe_backward<BackwardConfig<__half, 64, 64, 128, 2, true, false>>(DType::kFloat16),
-    describe_backward<BackwardConfig<__half, 64, 64, 128, 2, true, true>>(DType::kFloat16),
+extern const BackwardKernel backward_d64_fp16[2];
+const BackwardKernel backward_d64_fp16[2] = {
+    describe_backward<BackwardConfig<__half, 64, 64, 128, 2, false>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 64, 64, 128, 2, true>>(DType::kFloat16),
 };
 
 }  // namespace flashmask::sm90

@@ -3,19 +3,8 @@
 // operands where they lie; dS alone passes through shared memory, for dQ, whose head dims the warpgroups
 // divide. dQ leaves by bulk reduce-adds.
 #pragma once
-#ifndef BK_PRE
-#define BK_PRE 0
-#endif
-#ifndef BK_E
-#define BK_E 1
-#endif
-#ifndef BK_ROUNDED
-#define BK_ROUNDED 1
-#endif
 
-#include "common/block_place.cuh"
 #include "common/mask_fragment.cuh"
-#include "common/ordered_add.cuh"
 #include "common/row_runs.cuh"
 #include "common/softmax.cuh"
 #include "sm80/backward_rows.cuh"
@@ -26,8 +15,7 @@
 
 namespace flashmask::sm90 {
 
-template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, bool kDeterministic_,
-          bool kDense_>
+template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, bool kDense_>
 struct BackwardConfig {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;
@@ -35,10 +23,10 @@ struct BackwardConfig {
   static constexpr int kConsumers = 2;
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kBlockN = 64 * kConsumers;
-  static constexpr int kStages = kStages_;                 // of Q and dO
-  static constexpr bool kDeterministic = kDeterministic_;  // dQ is added in a fixed order
-  static constexpr bool kDense = kDense_;                  // test mode: the mask is read from a dense matrix
+  static constexpr int kStages = kStages_;  // of Q and dO
+  static constexpr bool kDense = kDense_;
   static constexpr bool kDropout = false;
+  static constexpr bool kDeterministic = false;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   // The consumers divide the rows of dQ where there are 128, else its head dims.
   static constexpr bool kDqByRows = kBlockM == 128;
@@ -62,12 +50,6 @@ struct BackwardConfig {
   };
   static constexpr uint32_t kEmptyRows = 1u << 31;  // some row of the tile sees no key
 
-  // The row tile whose dQ a consumer has put into shared memory; tile -1: no more will come.
-  struct Departure {
-    int tile;
-    int row;
-  };
-
   struct alignas(1024) Smem {
     char k[KTile::kBytes];  // dK passes through here at the end
     char v[VTile::kBytes];  // and dV here
@@ -79,12 +61,8 @@ struct BackwardConfig {
     alignas(128) float delta[kStages][kBlockM];
     alignas(128) Slot slots[kStages][kMaxSlots][kBlockN];
     Step steps[kStages];
-    Departure departures[kConsumers];
-    RowRuns runs;  // the producer's own; it has few registers
-    NearTiles near[kDeterministic ? kConsumers : 1];
     Barrier kv_full;
     Barrier rows_full[kStages], rows_empty[kStages];
-    Barrier dq_full[kConsumers], dq_empty[kConsumers];
   };
   static_assert(sizeof(Smem) <= kMaxSmemBytes, "Hopper offers a block 227 KB of shared memory");
 };
@@ -116,10 +94,20 @@ struct BackwardArguments {
   BackwardParams params;
   MaskTiles mask;
   sm80::RowStatistics rows;
-  float* dq;        // fp32 workspace, see DqWorkspace; not zeroed, the first to come stores
-  int32_t* visits;  // [B, Hq, row_tiles, consumers], zeroed; see DqWriter
+  float* dq;  // fp32 workspace, see DqWorkspace
   int column_tiles;
-  int heads_in_turns;  // see BlockPlace
+};
+
+// The column tile, key head and sample of a block: a head's column tiles together in ascending order.
+struct ColumnWork {
+  int column_tile;
+  int head_k;
+  int batch;
+
+  __device__ __forceinline__ explicit ColumnWork(const BackwardArguments& arguments)
+      : column_tile(static_cast<int>(blockIdx.x) % arguments.column_tiles),
+        head_k(static_cast<int>(blockIdx.x) / arguments.column_tiles % arguments.params.shape.heads_k),
+        batch(static_cast<int>(blockIdx.x) / arguments.column_tiles / arguments.params.shape.heads_k) {}
 };
 
 // The producer: one thread fetches K and V once, then Q, dO and the row statistics of every visited row tile
@@ -128,16 +116,14 @@ template <class Config>
 class RowProducer {
  public:
   __device__ __forceinline__ RowProducer(const BackwardArguments& arguments, typename Config::Smem& smem)
-      : arguments_(arguments),
-        smem_(smem),
-        work_(arguments.params.shape, arguments.column_tiles, arguments.heads_in_turns) {}
+      : arguments_(arguments), smem_(smem), work_(arguments) {}
 
   __device__ __forceinline__ void run() {
     load_columns();
     const MaskTiles& mask = arguments_.mask;
     const Shape& shape = arguments_.params.shape;
     const int group = shape.heads_q / shape.heads_k;
-    RowRuns& runs = smem_.runs;
+    RowRuns runs;
     for (int member = 0; member < group; ++member) {
       const int head = work_.head_k * group + member;
       const MaskPlane plane = plane_at(mask, plane_index(mask, shape, work_.batch, head));
@@ -206,101 +192,8 @@ class RowProducer {
 
   const BackwardArguments& arguments_;
   typename Config::Smem& smem_;
-  BlockPlace work_;
+  ColumnWork work_;
   Stage<Config::kStages> rows_;
-};
-
-// A warp that adds one consumer's dQ to the workspace, so that the consumer waits neither for the copy nor,
-// in deterministic mode, for its turn (`visits` are the counters of ordered_add.cuh then). The first to come
-// to a row tile stores instead, so that nobody has to clear the workspace before.
-template <class Config>
-class DqWriter {
- public:
-  __device__ __forceinline__ DqWriter(const BackwardArguments& arguments, typename Config::Smem& smem,
-                                      int group, int lane)
-      : arguments_(arguments),
-        smem_(smem),
-        work_(arguments.params.shape, arguments.column_tiles, arguments.heads_in_turns),
-        group_(group),
-        lane_(lane) {}
-
-  __device__ __forceinline__ void run() {
-    constexpr int kFloats = 64 * Config::kDqColumns;
-    constexpr int kBytes = kFloats * static_cast<int>(sizeof(float));
-    for (int parity = 0;; parity ^= 1) {
-      smem_.dq_full[group_].wait(parity);
-      const typename Config::Departure departure = smem_.departures[group_];
-      if (departure.tile < 0) break;
-      int32_t* visits = arguments_.visits + int64_t{departure.tile} * Config::kConsumers + group_;
-      const bool first = Config::kDeterministic ? await_turn(visits, departure) : is_first(visits);
-      if (lane_ == 0) {
-        float* target =
-            arguments_.dq + int64_t{departure.tile} * DqWorkspace<Config>::kTileFloats + group_ * kFloats;
-        if (first) {
-          bulk_store(target, smem_.dq[group_], kBytes);
-        } else {
-          bulk_reduce_add(target, smem_.dq[group_], kBytes);
-        }
-        bulk_commit();
-        bulk_wait_read();
-        smem_.dq_empty[group_].arrive();
-        if (Config::kDeterministic || first) {
-          bulk_wait();
-          fence_async();
-          pass_turn(visits, Config::kDeterministic ? work_.column_tile : kStored - 1);
-        }
-      }
-      __syncwarp();
-    }
-  }
-
- private:
-  // What `visits` holds in free order: 0, then kClaimed by the first to come, then kStored when its dQ is
-  // there to be added to.
-  static constexpr int kClaimed = 1, kStored = 2;
-
-  // Whether nobody came before to a row tile; if somebody did, returns when adding is possible. Lane 0's
-  // answer counts.
-  __device__ __forceinline__ bool is_first(int32_t* visits) {
-    if (lane_ != 0) return false;
-    if (atomicCAS(visits, 0, kClaimed) == 0) return true;
-    while (load_turn_acquire(visits) != kStored) {
-    }
-    fence_async();
-    return false;
-  }
-
-  // Returns when it is this block's turn to add to a row tile: whether it is the first.
-  __device__ __forceinline__ bool await_turn(const int32_t* turn,
-                                             const typename Config::Departure& departure) {
-    const Shape& shape = arguments_.params.shape;
-    const int head = departure.tile / arguments_.rows.tiles % shape.heads_q;
-    const int64_t index = plane_index(arguments_.mask, shape, work_.batch, head);
-    const MaskPlane plane = plane_at(arguments_.mask, index);
-    NearTiles& near = smem_.near[group_];
-    if (index != near_plane_) {
-      near.load(arguments_.mask, plane, work_.column_tile, lane_);
-      near_plane_ = index;
-      __syncwarp();
-    }
-    const int row_end = min(static_cast<int>(shape.seqlen_q), departure.row + Config::kBlockM);
-    const int before =
-        next_visitor(arguments_.mask, plane, near, work_.column_tile, departure.row, row_end, lane_);
-    if (lane_ == 0) {
-      while (load_turn_acquire(turn) != before + 1) {
-      }
-      fence_async();
-    }
-    __syncwarp();
-    return before < 0;
-  }
-
-  const BackwardArguments& arguments_;
-  typename Config::Smem& smem_;
-  BlockPlace work_;
-  int group_;
-  int lane_;
-  int64_t near_plane_ = -1;
 };
 
 // One consumer warpgroup: 64 key columns.
@@ -323,15 +216,11 @@ class ColumnConsumer {
 
   __device__ __forceinline__ ColumnConsumer(const BackwardArguments& arguments, typename Config::Smem& smem,
                                             int group, int thread)
-      : arguments_(arguments),
-        smem_(smem),
-        work_(arguments.params.shape, arguments.column_tiles, arguments.heads_in_turns),
-        group_(group),
-        thread_(thread) {}
+      : arguments_(arguments), smem_(smem), work_(arguments), group_(group), thread_(thread) {}
 
   // Products are issued so that the tensor cores always have one that nobody waits for: S under the departure
   // of the dQ before, dP under the exponentials, dV under dS, dK under the exchange of dS. Two row tiles a
-  // turn, as nothing may be in flight from one turn to the next.
+  // turn, since ptxas lets no product be in flight from one turn to the next.
   __device__ __forceinline__ void run() {
     const BackwardParams& params = arguments_.params;
     scale_ = static_cast<float>(params.softmax_scale * 1.4426950408889634);
@@ -339,38 +228,29 @@ class ColumnConsumer {
     set_zero(dv_);
 
     smem_.kv_full.wait(0);
-    while (true) {
+    for (typename Config::Step step = next_step(); step.tile >= 0; step = next_step()) {
       Scores s;
       DqPart dq;
-      typename Config::Step step = next_step();
-      if (step.tile < 0) break;
       multiply_scores(s);
       advance(s, dq, step);
-#if BK_E
       const int stage = rows_.index;
-      const typename Config::Step first = step;
       rows_.advance();
       step = next_step();
       if (step.tile < 0) {
         wgmma_wait<0>();
-        finish(dq, first, stage);
+        finish(dq, stage);
         break;
       }
       multiply_scores(s);
       wgmma_wait<1>();
-      finish(dq, first, stage);
-      DqPart dq_b;
-      advance(s, dq_b, step);
+      finish(dq, stage);
+      DqPart second_dq;
+      advance(s, second_dq, step);
       wgmma_wait<0>();
-      finish(dq_b, step, rows_.index);
-      rows_.advance();
-      continue;
-#endif
-      wgmma_wait<0>();
-      finish(dq, step, rows_.index);
+      finish(second_dq, rows_.index);
       rows_.advance();
     }
-    announce_dq({-1, 0});
+    add_dq();
 
     named_barrier_sync(kBothBarrier, 256);  // nobody reads K or V any more
     if (params.dk.data != nullptr) {
@@ -413,49 +293,36 @@ class ColumnConsumer {
     if (step.work & Config::kEmptyRows) clear_empty_rows(stage);
     Scores dp;
     multiply_dp(dp);
+    add_dq();
     Statistics statistics;
-#if BK_PRE & 1
-    load_statistics(statistics, smem_.lse[stage]);
-#endif
     wgmma_wait<1>();
     pin(flat(s));
-#if !(BK_PRE & 1)
     load_statistics(statistics, smem_.lse[stage]);
-#endif
     weigh(s, statistics, step);
     Fragments p, ds;
     round(s, p);
     const uint32_t settled = non_negative(p);
     multiply_rows<DvProduct, typename Config::DoTile>(dv_, p, smem_.dout[stage]);
-#if BK_PRE & 2
-    load_statistics(statistics, smem_.delta[stage]);
-#endif
     wgmma_wait_behind<1>(settled);
     pin(flat(dp));
-#if !(BK_PRE & 2)
     load_statistics(statistics, smem_.delta[stage]);
-#endif
-    differentiate(s, p, statistics, dp);
+    differentiate(p, statistics, dp);
     round(dp, ds);
     multiply_rows<DkProduct, typename Config::QTile>(dk_, ds, smem_.q[stage]);
     store_ds(ds, smem_.ds[stage]);
+    if (thread_ == 0) bulk_wait_read();  // of dQ of the step before
     named_barrier_sync(kBothBarrier, 256);
-#if BK_E == 1
-    wgmma_wait<1>();
-#elif BK_E == 2
-    wgmma_wait<0>();
-    pin(flat(dk_));
-    pin(flat(dv_));
-#endif
+    wgmma_wait<1>();  // dV += P^T dO: dQ needs P's registers
     multiply_dq(dq, smem_.ds[stage]);
+    before_ = step.tile;
   }
 
   // Ends a step whose products are done.
-  __device__ __forceinline__ void finish(DqPart& dq, const typename Config::Step& step, int stage) {
+  __device__ __forceinline__ void finish(DqPart& dq, int stage) {
     pin(flat(dq));
     pin(flat(dk_));
     pin(flat(dv_));
-    if (arguments_.params.dq.data != nullptr) store_dq(dq, {step.tile, step.row});
+    store_dq(dq);
     release(smem_.rows_empty[stage]);
   }
 
@@ -523,6 +390,11 @@ class ColumnConsumer {
     wgmma_commit();
   }
 
+  // A quarter of the exponentials go to the FMA pipes: both warpgroups ask the special function unit at once.
+  static __device__ __forceinline__ float exp2_of(int n, float x) {
+    return n % 4 == 0 ? exp2_polynomial(x) : exp2_approx(x);
+  }
+
   // S^T to P^T. Masked elements are put to 0 last: before, which infinity stands for them would hang on the
   // sign of the scale.
   __device__ __forceinline__ void weigh(Scores& s, const Statistics& lse, const typename Config::Step& step) {
@@ -530,24 +402,22 @@ class ColumnConsumer {
     for (int n = 0; n < kM8; ++n) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        s[0][n][2 * h] = exp2_at(2 * n, s[0][n][2 * h] * scale_ - lse[n].x);
-        s[0][n][2 * h + 1] = exp2_at(2 * n + 1, s[0][n][2 * h + 1] * scale_ - lse[n].y);
+        s[0][n][2 * h] = exp2_of(n, s[0][n][2 * h] * scale_ - lse[n].x);
+        s[0][n][2 * h + 1] = exp2_of(n, s[0][n][2 * h + 1] * scale_ - lse[n].y);
       }
     }
     clear_masked(s, step);
   }
 
-  // dP^T to dS^T = P^T (dP^T - delta). Where there are not the registers for P in both precisions, of the
-  // rounded one.
-  static __device__ __forceinline__ void differentiate(const Scores& s, const Fragments& p,
-                                                       const Statistics& delta, Scores& dp) {
+  // dP^T to dS^T = P^T (dP^T - delta), of the rounded P: there are not the registers for it in both
+  // precisions.
+  static __device__ __forceinline__ void differentiate(const Fragments& p, const Statistics& delta,
+                                                       Scores& dp) {
 #pragma unroll
     for (int n = 0; n < kM8; ++n) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float2 weights = BK_ROUNDED || Config::kBlockM == 128
-                                   ? unpack<Element>(p[n / 2][n % 2 * 2 + h])
-                                   : make_float2(s[0][n][2 * h], s[0][n][2 * h + 1]);
+        const float2 weights = unpack<Element>(p[n / 2][n % 2 * 2 + h]);
         dp[0][n][2 * h] = weights.x * (dp[0][n][2 * h] - delta[n].x);
         dp[0][n][2 * h + 1] = weights.y * (dp[0][n][2 * h + 1] - delta[n].y);
       }
@@ -641,25 +511,27 @@ class ColumnConsumer {
     fence_async_shared();
   }
 
-  // This consumer's part of dQ to shared memory, as the workspace lays it out, and on its way.
-  __device__ __forceinline__ void store_dq(const DqPart& dq, const typename Config::Departure& departure) {
-    smem_.dq_empty[group_].wait(dq_parity_ ^ 1);
+  // This consumer's part of dQ to shared memory, as the workspace lays it out.
+  __device__ __forceinline__ void store_dq(const DqPart& dq) {
 #pragma unroll
     for (int n = 0; n < kDq8; ++n) {
       *reinterpret_cast<float4*>(smem_.dq[group_] + DqWorkspace<Config>::fragment_offset(thread_ / 32, 0, n) +
                                  thread_ % 32 * 4) =
           make_float4(dq[0][n][0], dq[0][n][1], dq[0][n][2], dq[0][n][3]);
     }
-    fence_async_shared();
-    announce_dq(departure);
-    dq_parity_ ^= 1;
   }
 
-  // Tells the writer.
-  __device__ __forceinline__ void announce_dq(const typename Config::Departure& departure) {
-    if (departure.tile < 0) smem_.dq_empty[group_].wait(dq_parity_ ^ 1);
-    if (thread_ == 0) smem_.departures[group_] = departure;
-    release(smem_.dq_full[group_]);
+  // And from there, added, to the workspace.
+  __device__ __forceinline__ void add_dq() {
+    if (before_ < 0 || arguments_.params.dq.data == nullptr) return;
+    fence_async_shared();
+    named_barrier_sync(kGroupBarrier + group_, 128);
+    if (thread_ == 0) {
+      constexpr int kFloats = 64 * Config::kDqColumns;
+      bulk_reduce_add(arguments_.dq + int64_t{before_} * DqWorkspace<Config>::kTileFloats + group_ * kFloats,
+                      smem_.dq[group_], kFloats * static_cast<int>(sizeof(float)));
+      bulk_commit();
+    }
   }
 
   // This consumer's rows of a gradient, through shared memory, to the tensor.
@@ -687,16 +559,16 @@ class ColumnConsumer {
 
   const BackwardArguments& arguments_;
   typename Config::Smem& smem_;
-  BlockPlace work_;
+  ColumnWork work_;
   int group_;
   int thread_;
   float scale_;
   Stage<Config::kStages> rows_;
-  int dq_parity_ = 0;
+  int before_ = -1;  // the row tile whose dQ lies in shared memory
   float dk_[1][kDk8][4], dv_[1][kDv8][4];
 };
 
-// Grid: column_tiles * Hk * B blocks. Warp 0 fetches, warps 1 and 2 take dQ away, two warpgroups compute.
+// Grid: column_tiles * Hk * B blocks.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     backward_kernel(const __grid_constant__ BackwardArguments arguments) {
@@ -709,18 +581,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
       smem.rows_full[stage].init(1);
       smem.rows_empty[stage].init(4 * Config::kConsumers);
     }
-    for (int group = 0; group < Config::kConsumers; ++group) {
-      smem.dq_full[group].init(4);
-      smem.dq_empty[group].init(1);
-    }
     fence_barrier_init();
   }
   __syncthreads();
   if (warp < 4) {
     shrink_registers<24>();
     if (threadIdx.x == 0) RowProducer<Config>(arguments, smem).run();
-    if (warp >= 1 && warp <= Config::kConsumers)
-      DqWriter<Config>(arguments, smem, warp - 1, threadIdx.x % 32).run();
   } else {
     grow_registers<240>();
     ColumnConsumer<Config>(arguments, smem, warp / 4 - 1, threadIdx.x % 128).run();

@@ -11,7 +11,7 @@ namespace flashmask::sm90 {
 
 // Offsets into the workspace, in bytes.
 struct BackwardPlan {
-  int64_t mask, lse, delta, empty, dq, visits, total;
+  int64_t mask, lse, delta, empty, dq, total;
 };
 
 template <class Config>
@@ -24,9 +24,7 @@ BackwardPlan plan_backward(const BackwardParams& params) {
   plan.lse = parts.reserve(tiles * Config::kBlockM * 4);
   plan.delta = parts.reserve(tiles * Config::kBlockM * 4);
   plan.empty = parts.reserve(tiles * 4);
-  const bool wants_dq = params.dq.data != nullptr;
-  plan.dq = parts.reserve(wants_dq ? tiles * DqWorkspace<Config>::kTileFloats * 4 : 0);
-  plan.visits = parts.reserve(wants_dq ? tiles * Config::kConsumers * 4 : 0);
+  plan.dq = parts.reserve(params.dq.data != nullptr ? tiles * DqWorkspace<Config>::kTileFloats * 4 : 0);
   plan.total = parts.end();
   return plan;
 }
@@ -82,16 +80,14 @@ cudaError_t launch_backward(const BackwardParams& params) {
                     reinterpret_cast<int*>(workspace + plan.empty),
                     static_cast<int>(ceil_div(shape.seqlen_q, Config::kBlockM))};
   arguments.dq = reinterpret_cast<float*>(workspace + plan.dq);
-  arguments.visits = reinterpret_cast<int32_t*>(workspace + plan.visits);
   arguments.column_tiles = arguments.mask.tile_count;
-  arguments.heads_in_turns = Config::kDeterministic ? choose_heads_in_turns(shape) : 0;
 
   const auto row_blocks = static_cast<unsigned>(shape.batch * shape.heads_q * arguments.rows.tiles);
   const int64_t blocks = int64_t{arguments.column_tiles} * shape.heads_k * shape.batch;
   cudaError_t error = launch_mask_prepass(mask, shape, arguments.mask, stream);
   if (error != cudaSuccess) return error;
-  if (wants_dq) {
-    error = cudaMemsetAsync(workspace + plan.visits, 0, plan.total - plan.visits, stream);
+  if (plan.total > plan.dq) {
+    error = cudaMemsetAsync(workspace + plan.dq, 0, plan.total - plan.dq, stream);
     if (error != cudaSuccess) return error;
   }
   sm80::backward_before_kernel<Config><<<row_blocks, 128, 0, stream>>>(params, arguments.rows);
@@ -105,10 +101,10 @@ cudaError_t launch_backward(const BackwardParams& params) {
   if (wants_dq) {
     using Conversion = DqConversion<Config>;
     constexpr int kTileBytes = Conversion::QTile::kBytes;
-    const auto convert = sm80::backward_after_kernel<Conversion, DqWorkspace<Config>, Config::kConsumers>;
+    const auto convert = sm80::backward_after_kernel<Conversion, DqWorkspace<Config>>;
     error = cudaFuncSetAttribute(convert, cudaFuncAttributeMaxDynamicSharedMemorySize, kTileBytes);
     if (error != cudaSuccess) return error;
-    convert<<<row_blocks, Conversion::kThreads, kTileBytes, stream>>>(params, arguments.dq, arguments.visits,
+    convert<<<row_blocks, Conversion::kThreads, kTileBytes, stream>>>(params, arguments.dq,
                                                                       arguments.rows.tiles);
   }
   return cudaGetLastError();

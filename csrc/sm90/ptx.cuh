@@ -57,9 +57,6 @@ __device__ __forceinline__ void fence_async_shared() {
   asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 }
 
-// Orders this thread's ordinary accesses and asynchronous ones, of all memory.
-__device__ __forceinline__ void fence_async() { asm volatile("fence.proxy.async;" ::: "memory"); }
-
 __device__ __forceinline__ void prefetch_descriptor(const CUtensorMap* map) {
   asm volatile("prefetch.tensormap [%0];" ::"l"(map));
 }
@@ -103,13 +100,6 @@ __device__ __forceinline__ void bulk_load(void* shared, const void* global, int 
       : "memory");
 }
 
-// `bytes` of shared memory to global memory.
-__device__ __forceinline__ void bulk_store(void* global, const void* shared, int bytes) {
-  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
-               "r"(shared_address(shared)), "r"(bytes)
-               : "memory");
-}
-
 // Adds `bytes` of floats in shared memory to as many in global memory.
 __device__ __forceinline__ void bulk_reduce_add(float* global, const float* shared, int bytes) {
   asm volatile("cp.reduce.async.bulk.global.shared::cta.bulk_group.add.f32 [%0], [%1], %2;" ::"l"(global),
@@ -124,9 +114,6 @@ __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.comm
 __device__ __forceinline__ void bulk_wait_read() {
   asm volatile("cp.async.bulk.wait_group.read 0;" ::: "memory");
 }
-
-// Waits until this thread's copies out of shared memory are complete.
-__device__ __forceinline__ void bulk_wait() { asm volatile("cp.async.bulk.wait_group 0;" ::: "memory"); }
 
 template <int kRegisters>
 __device__ __forceinline__ void grow_registers() {
