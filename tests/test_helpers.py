@@ -49,6 +49,21 @@ def test_the_worst_coordinate_is_named():
 
 
 @pytest.mark.parametrize(
+    ("noisy_tokens", "passing", "failing"), [(1, 5.5, 6.0), (2, 4.5, 5.5), (32, 1.7, 2.0)]
+)
+def test_the_fewer_tokens_decide_the_more_noise_passes(noisy_tokens, passing, failing):
+    """Where the plain implementation has no error at all; the other block and head have no noise."""
+    noise = np.zeros((1, 64, 2, 8))
+    noise[0, :noisy_tokens, 1] = 0.1
+    zero = np.zeros_like(noise)
+    assert_matches_reference(passing * noise, zero, zero, dtype="bfloat16", noise=noise)
+    with pytest.raises(AssertionError, match=r"error.* at \(0, \d+, 1, \d\)"):
+        assert_matches_reference(failing * noise, zero, zero, dtype="bfloat16", noise=noise)
+    with pytest.raises(AssertionError, match="root mean square"):
+        assert_matches_reference(0.01 * noise[:, ::-1], zero, zero, dtype="bfloat16", noise=noise)
+
+
+@pytest.mark.parametrize(
     ("expected", "actual"), [(-np.inf, 0.0), (0.0, np.nan), (-np.inf, np.inf), (np.nan, 0.0)]
 )
 def test_nan_and_inf_patterns(expected, actual):
