@@ -4,32 +4,33 @@ from __future__ import annotations
 
 import functools
 import warnings
+from collections.abc import Callable, MutableMapping
 from typing import Any
-
-_INHERITED = object()
 
 
 class Patches:
-    """Attributes of other people's modules and classes, replaced until `restore`."""
+    """Attributes and entries of other people's modules, classes and mappings, replaced until `restore`."""
 
     def __init__(self) -> None:
-        self._replaced: list[
-            tuple[Any, str, Any]
-        ] = []  # (owner, name, its own value or _INHERITED), in order
+        self._undo: list[Callable[[], object]] = []  # in the order of the replacements
 
     def replace(self, owner: Any, name: str, value: Any) -> None:
         """Set `owner.name` to `value`."""
-        self._replaced.append((owner, name, vars(owner).get(name, _INHERITED)))
+        if name in vars(owner):
+            self._undo.append(functools.partial(setattr, owner, name, vars(owner)[name]))
+        else:  # inherited
+            self._undo.append(functools.partial(delattr, owner, name))
         setattr(owner, name, value)
 
+    def replace_entry(self, mapping: MutableMapping[str, Any], key: str, value: Any) -> None:
+        """Set `mapping[key]`, which is there, to `value`."""
+        self._undo.append(functools.partial(mapping.__setitem__, key, mapping[key]))
+        mapping[key] = value
+
     def restore(self) -> None:
-        """Every attribute is what it was, inherited ones included."""
-        while self._replaced:
-            owner, name, value = self._replaced.pop()
-            if value is _INHERITED:
-                delattr(owner, name)
-            else:
-                setattr(owner, name, value)
+        """Everything is what it was, inherited attributes included."""
+        while self._undo:
+            self._undo.pop()()
 
 
 @functools.cache

@@ -371,8 +371,11 @@ def _registered_names() -> str:
 
 
 def _install() -> None:
+    from paddleformers.nn.attention.interface import AttentionInterface
     from paddleformers.transformers import PretrainedModel, masking_utils
 
+    mapping = AttentionInterface._global_mapping
+    _patches.replace_entry(mapping, "sdpa", _guard_sdpa(mapping["sdpa"]))
     _patches.replace(masking_utils, "prepare_sliding_window_startend_row_indices", _window_indices)
     _patches.replace(PretrainedModel, "__call__", _guard_model(PretrainedModel.__call__))
     _patches.replace(PretrainedModel, "generate", _guard_generate(PretrainedModel.generate))
@@ -405,28 +408,45 @@ def _guard_model(call: Callable[..., Any]) -> Callable[..., Any]:
             if implementation in _own_functions or implementation is None:  # PaddleFleet's models have none
                 check_model(self)
             else:
-                _check_other(implementation, kwargs[INDICES])
+                _warn_of_other(implementation)
         return call(self, *args, **kwargs)
 
     return guarded
 
 
-def _check_other(implementation: str, indices: paddle.Tensor) -> None:
-    """A model left to PaddleFormers' own attention, which keeps the mask, but is not what was asked for."""
-    if implementation == "sdpa" and indices.ndim == 4 and indices.shape[-1] == 2:
-        raise ValueError(
-            f"config._attn_implementation: expected a registered name ({_registered_names()}), got 'sdpa', "
-            f"which takes {INDICES} of two bounds for a mask that is not causal"
-        )
-    _warn_of_other(implementation)
+def _guard_sdpa(attention: Callable[..., Any]) -> Callable[..., Any]:
+    """Refuse causal indices, which PaddleFormers' "sdpa" loses; it keeps those of four bounds."""
+
+    @functools.wraps(attention)
+    def guarded(
+        module: Any,
+        query: paddle.Tensor,
+        key: paddle.Tensor,
+        value: paddle.Tensor,
+        attention_mask: paddle.Tensor | None = None,
+        attn_mask_startend_row_indices: paddle.Tensor | None = None,
+        *args: Any,
+        **kwargs: Any,
+    ) -> Any:
+        indices = attn_mask_startend_row_indices
+        if indices is not None and (indices.ndim == 3 or indices.shape[-1] != 4):
+            raise ValueError(
+                f"config._attn_implementation: expected a registered name ({_registered_names()}), got "
+                f"'sdpa'; Paddle's attention on a CPU drops {INDICES} of one bound, and two are taken for a "
+                "mask that is not causal"
+            )
+        return attention(module, query, key, value, attention_mask, indices, *args, **kwargs)
+
+    return guarded
 
 
 @functools.cache
 def _warn_of_other(implementation: str) -> None:
+    """A model left to PaddleFormers' own attention is perhaps not what was asked for."""
     warnings.warn(
         f"config._attn_implementation is {implementation!r}: not this package's operator, which is "
         f"registered as {_registered_names()}",
-        stacklevel=4,
+        stacklevel=3,
     )
 
 

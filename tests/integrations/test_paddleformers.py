@@ -655,15 +655,25 @@ def test_a_model_that_is_not_registered_says_so():
         build("llama", "eager")(**batch(documents()))
 
 
-def test_paddles_other_attention_reads_two_bounds_otherwise():
+@pytest.mark.filterwarnings("ignore:config._attn_implementation is 'sdpa'")
+def test_paddles_other_attention_loses_causal_indices():
+    """Paddle's attention, asked for causality and given a mask, drops the mask on a CPU."""
     inputs = batch(documents())
     lts = inputs[integration.INDICES]
     two = paddle.concat([lts, paddle.full_like(lts, LENGTH)], -1)
+    nothing = paddle.zeros_like(lts)
+    four = paddle.concat([two, nothing, paddle.arange(LENGTH, dtype="int32").reshape([1, 1, -1, 1])], -1)
+    expected = float(build("llama", "eager")(**inputs)[0])
     model = build("llama", "sdpa")
-    one, other = (float(model(**{**inputs, integration.INDICES: x})[0]) for x in (lts, two))
-    assert one != pytest.approx(other, rel=1e-3), "PaddleFormers has learnt: relax the guard"
-    with integration.register(), pytest.raises(ValueError, match="got 'sdpa', which takes"):
-        model(**{**inputs, integration.INDICES: two})
+    for indices in (lts, lts.squeeze(-1), two):
+        changed = {**inputs, integration.INDICES: indices}
+        assert float(model(**changed)[0]) != pytest.approx(expected, rel=1e-3), "PaddleFormers has learnt"
+        for call in (model, model.forward):
+            with integration.register(), pytest.raises(ValueError, match="got 'sdpa'; Paddle's attention"):
+                call(**changed)
+    with integration.register():
+        kept = float(model(**{**inputs, integration.INDICES: four})[0])
+    assert kept == pytest.approx(expected, rel=1e-5)
 
 
 def test_generate_with_indices_raises():
