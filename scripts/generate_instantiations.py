@@ -32,13 +32,13 @@ TILES = {
         *("block_m", "block_n", "warps", "score_rows", "grad_rows", "query_rows", "stages"),
     ),
     ("sm90", "forward"): ("consumers", "block_n", "stages"),
-    ("sm90", "backward"): ("block_m", "stages"),
+    ("sm90", "backward"): ("block_m", "stages", "direct_dq"),
 }
 FLAGS = {
     ("sm80", "forward"): ("dropout", "dense"),
     ("sm80", "backward"): ("dropout", "deterministic", "dense"),
     ("sm90", "forward"): ("dense", "split"),
-    ("sm90", "backward"): ("dense",),
+    ("sm90", "backward"): ("deterministic", "dense"),
 }
 KINDS = ("forward", "backward")
 ARCHITECTURES = ("sm80", "sm90")

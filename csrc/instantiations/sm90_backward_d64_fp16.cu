@@ -3,10 +3,12 @@
 
 namespace flashmask::sm90 {
 
-extern const BackwardKernel backward_d64_fp16[2];
-const BackwardKernel backward_d64_fp16[2] = {
-    describe_backward<BackwardConfig<__half, 64, 64, 128, 2, false>>(DType::kFloat16),
-    describe_backward<BackwardConfig<__half, 64, 64, 128, 2, true>>(DType::kFloat16),
+extern const BackwardKernel backward_d64_fp16[4];
+const BackwardKernel backward_d64_fp16[4] = {
+    describe_backward<BackwardConfig<__half, 64, 64, 128, 2, 0, false, false>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 64, 64, 128, 2, 0, false, true>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 64, 64, 128, 2, 1, true, false>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 64, 64, 128, 2, 1, true, true>>(DType::kFloat16),
 };
 
 }  // namespace flashmask::sm90

@@ -17,10 +17,10 @@ extern const ForwardKernel forward_d192_bf16[4];
 extern const ForwardKernel forward_d192_fp16[4];
 extern const ForwardKernel forward_d256_bf16[4];
 extern const ForwardKernel forward_d256_fp16[4];
-extern const BackwardKernel backward_d64_bf16[2];
-extern const BackwardKernel backward_d64_fp16[2];
-extern const BackwardKernel backward_d128_bf16[2];
-extern const BackwardKernel backward_d128_fp16[2];
+extern const BackwardKernel backward_d64_bf16[4];
+extern const BackwardKernel backward_d64_fp16[4];
+extern const BackwardKernel backward_d128_bf16[4];
+extern const BackwardKernel backward_d128_fp16[4];
 
 namespace {
 

@@ -4,7 +4,9 @@
 // divide. dQ leaves by bulk reduce-adds.
 #pragma once
 
+#include "common/block_place.cuh"
 #include "common/mask_fragment.cuh"
+#include "common/ordered_add.cuh"
 #include "common/row_runs.cuh"
 #include "common/softmax.cuh"
 #include "sm80/backward_rows.cuh"
@@ -15,7 +17,8 @@
 
 namespace flashmask::sm90 {
 
-template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, bool kDense_>
+template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, int kDirectDq_,
+          bool kDeterministic_, bool kDense_>
 struct BackwardConfig {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;
@@ -23,15 +26,17 @@ struct BackwardConfig {
   static constexpr int kConsumers = 2;
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kBlockN = 64 * kConsumers;
-  static constexpr int kStages = kStages_;  // of Q and dO
+  static constexpr int kStages = kStages_;                 // of Q and dO
+  static constexpr bool kDirectDq = kDirectDq_;            // dQ is added from registers, else in bulk
+  static constexpr bool kDeterministic = kDeterministic_;  // and in a fixed order
   static constexpr bool kDense = kDense_;
   static constexpr bool kDropout = false;
-  static constexpr bool kDeterministic = false;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   // The consumers divide the rows of dQ where there are 128, else its head dims.
   static constexpr bool kDqByRows = kBlockM == 128;
   static constexpr int kDqColumns = kDqByRows ? kHeadDim : kHeadDim / kConsumers;  // of a consumer
   static_assert(kStages == 2, "dS has as many buffers, and needs two");
+  static_assert(kDirectDq || !kDeterministic, "a bulk reduction takes no turns");
   static_assert(kBlockM == 64 || kBlockM == 128, "a consumer's part of dQ has a warpgroup's 64 rows");
   static_assert(kDqColumns == 32 || kDqColumns % 64 == 0,
                 "a consumer's columns of K lie in one panel or are whole panels");
@@ -56,13 +61,15 @@ struct BackwardConfig {
     char q[kStages][QTile::kBytes];
     char dout[kStages][DoTile::kBytes];
     char ds[kStages][DsTile::kBytes];  // two: the other consumer may still read the one before
-    alignas(128) float dq[kConsumers][64 * kDqColumns];  // as DqWorkspace lays it out
+    alignas(128) float dq[kConsumers][kDirectDq ? 32 : 64 * kDqColumns];  // as DqWorkspace lays it out
     alignas(128) float lse[kStages][kBlockM];
     alignas(128) float delta[kStages][kBlockM];
     alignas(128) Slot slots[kStages][kMaxSlots][kBlockN];
     Step steps[kStages];
+    int turns[kStages];  // what the counter of a step's row tile holds when it is this block's turn
+    NearTiles near;
     Barrier kv_full;
-    Barrier rows_full[kStages], rows_empty[kStages];
+    Barrier rows_full[kStages], rows_empty[kStages], turns_full[kStages];
   };
   static_assert(sizeof(Smem) <= kMaxSmemBytes, "Hopper offers a block 227 KB of shared memory");
 };
@@ -94,20 +101,10 @@ struct BackwardArguments {
   BackwardParams params;
   MaskTiles mask;
   sm80::RowStatistics rows;
-  float* dq;  // fp32 workspace, see DqWorkspace
+  float* dq;         // fp32 workspace, see DqWorkspace
+  int32_t* dq_turn;  // [B, Hq, row_tiles, consumers], zeroed; read in deterministic mode only
   int column_tiles;
-};
-
-// The column tile, key head and sample of a block: a head's column tiles together in ascending order.
-struct ColumnWork {
-  int column_tile;
-  int head_k;
-  int batch;
-
-  __device__ __forceinline__ explicit ColumnWork(const BackwardArguments& arguments)
-      : column_tile(static_cast<int>(blockIdx.x) % arguments.column_tiles),
-        head_k(static_cast<int>(blockIdx.x) / arguments.column_tiles % arguments.params.shape.heads_k),
-        batch(static_cast<int>(blockIdx.x) / arguments.column_tiles / arguments.params.shape.heads_k) {}
+  int heads_in_turns;  // see BlockPlace
 };
 
 // The producer: one thread fetches K and V once, then Q, dO and the row statistics of every visited row tile
@@ -116,7 +113,9 @@ template <class Config>
 class RowProducer {
  public:
   __device__ __forceinline__ RowProducer(const BackwardArguments& arguments, typename Config::Smem& smem)
-      : arguments_(arguments), smem_(smem), work_(arguments) {}
+      : arguments_(arguments),
+        smem_(smem),
+        work_(arguments.params.shape, arguments.column_tiles, arguments.heads_in_turns) {}
 
   __device__ __forceinline__ void run() {
     load_columns();
@@ -192,8 +191,54 @@ class RowProducer {
 
   const BackwardArguments& arguments_;
   typename Config::Smem& smem_;
-  ColumnWork work_;
+  BlockPlace work_;
   Stage<Config::kStages> rows_;
+};
+
+// A warp that finds out, step by step and ahead of the consumers, whose turn it is to add before this
+// block's.
+template <class Config>
+class TurnScout {
+ public:
+  __device__ __forceinline__ TurnScout(const BackwardArguments& arguments, typename Config::Smem& smem,
+                                       int lane)
+      : arguments_(arguments),
+        smem_(smem),
+        work_(arguments.params.shape, arguments.column_tiles, arguments.heads_in_turns),
+        lane_(lane) {}
+
+  __device__ __forceinline__ void run() {
+    const MaskTiles& mask = arguments_.mask;
+    const Shape& shape = arguments_.params.shape;
+    int64_t near_plane = -1;
+    for (Stage<Config::kStages> stage;; stage.advance()) {
+      smem_.rows_full[stage.index].wait(stage.parity);
+      const typename Config::Step step = smem_.steps[stage.index];
+      if (step.tile < 0) break;
+      const int head = step.tile / arguments_.rows.tiles % shape.heads_q;
+      const int64_t index = plane_index(mask, shape, work_.batch, head);
+      const MaskPlane plane = plane_at(mask, index);
+      if (index != near_plane) {
+        __syncwarp();
+        smem_.near.load(mask, plane, work_.column_tile, lane_);
+        near_plane = index;
+        __syncwarp();
+      }
+      const int row_end = min(static_cast<int>(shape.seqlen_q), step.row + Config::kBlockM);
+      const int before = next_visitor(mask, plane, smem_.near, work_.column_tile, step.row, row_end, lane_);
+      if (lane_ == 0) {
+        smem_.turns[stage.index] = before + 1;
+        smem_.turns_full[stage.index].arrive();
+      }
+      __syncwarp();
+    }
+  }
+
+ private:
+  const BackwardArguments& arguments_;
+  typename Config::Smem& smem_;
+  BlockPlace work_;
+  int lane_;
 };
 
 // One consumer warpgroup: 64 key columns.
@@ -216,7 +261,11 @@ class ColumnConsumer {
 
   __device__ __forceinline__ ColumnConsumer(const BackwardArguments& arguments, typename Config::Smem& smem,
                                             int group, int thread)
-      : arguments_(arguments), smem_(smem), work_(arguments), group_(group), thread_(thread) {}
+      : arguments_(arguments),
+        smem_(smem),
+        work_(arguments.params.shape, arguments.column_tiles, arguments.heads_in_turns),
+        group_(group),
+        thread_(thread) {}
 
   // Products are issued so that the tensor cores always have one that nobody waits for: S under the departure
   // of the dQ before, dP under the exponentials, dV under dS, dK under the exchange of dS. Two row tiles a
@@ -233,24 +282,25 @@ class ColumnConsumer {
       DqPart dq;
       multiply_scores(s);
       advance(s, dq, step);
-      const int stage = rows_.index;
+      const int tile = step.tile;
+      const Stage<Config::kStages> stage = rows_;
       rows_.advance();
       step = next_step();
       if (step.tile < 0) {
         wgmma_wait<0>();
-        finish(dq, stage);
+        finish(dq, tile, stage);
         break;
       }
       multiply_scores(s);
       wgmma_wait<1>();
-      finish(dq, stage);
+      finish(dq, tile, stage);
       DqPart second_dq;
       advance(s, second_dq, step);
       wgmma_wait<0>();
-      finish(second_dq, rows_.index);
+      finish(second_dq, step.tile, rows_);
       rows_.advance();
     }
-    add_dq();
+    if constexpr (!Config::kDirectDq) add_dq();
 
     named_barrier_sync(kBothBarrier, 256);  // nobody reads K or V any more
     if (params.dk.data != nullptr) {
@@ -293,7 +343,8 @@ class ColumnConsumer {
     if (step.work & Config::kEmptyRows) clear_empty_rows(stage);
     Scores dp;
     multiply_dp(dp);
-    add_dq();
+    if constexpr (Config::kDeterministic) turn_seen_ = load_turn(turn_of(step.tile));
+    if constexpr (!Config::kDirectDq) add_dq();
     Statistics statistics;
     wgmma_wait<1>();
     pin(flat(s));
@@ -310,7 +361,7 @@ class ColumnConsumer {
     round(dp, ds);
     multiply_rows<DkProduct, typename Config::QTile>(dk_, ds, smem_.q[stage]);
     store_ds(ds, smem_.ds[stage]);
-    if (thread_ == 0) bulk_wait_read();  // of dQ of the step before
+    if (!Config::kDirectDq && thread_ == 0) bulk_wait_read();  // of dQ of the step before
     named_barrier_sync(kBothBarrier, 256);
     wgmma_wait<1>();  // dV += P^T dO: dQ needs P's registers
     multiply_dq(dq, smem_.ds[stage]);
@@ -318,12 +369,45 @@ class ColumnConsumer {
   }
 
   // Ends a step whose products are done.
-  __device__ __forceinline__ void finish(DqPart& dq, int stage) {
+  __device__ __forceinline__ void finish(DqPart& dq, int tile, const Stage<Config::kStages>& stage) {
     pin(flat(dq));
     pin(flat(dk_));
     pin(flat(dv_));
-    store_dq(dq);
-    release(smem_.rows_empty[stage]);
+    if constexpr (Config::kDirectDq) {
+      add_direct_dq(dq, tile, stage);
+    } else {
+      store_dq(dq);
+    }
+    release(smem_.rows_empty[stage.index]);
+  }
+
+  __device__ __forceinline__ int32_t* turn_of(int tile) const {
+    return arguments_.dq_turn + int64_t{tile} * Config::kConsumers + group_;
+  }
+
+  // Adds this consumer's part of a row tile's dQ to the workspace, from registers.
+  __device__ __forceinline__ void add_direct_dq(const DqPart& dq, int tile,
+                                                const Stage<Config::kStages>& stage) {
+    if (arguments_.params.dq.data == nullptr) return;
+    if constexpr (Config::kDeterministic) {
+      smem_.turns_full[stage.index].wait(stage.parity);
+      wait_for_turn(turn_of(tile), turn_seen_, smem_.turns[stage.index]);
+    }
+    float* part = arguments_.dq + int64_t{tile} * DqWorkspace<Config>::kTileFloats;
+    const int warp = group_ * 4 + thread_ / 32;
+#pragma unroll
+    for (int n = 0; n < kDq8; ++n) {
+      sm80::reduce_add_fragment(part + DqWorkspace<Config>::fragment_offset(warp, 0, n), dq[0][n],
+                                thread_ % 32);
+    }
+    if constexpr (Config::kDeterministic) {  // the first warp passes the turn on once all have added
+      if (thread_ < 32) {
+        named_barrier_sync(kGroupBarrier + group_, 128);
+        if (thread_ == 0) pass_turn(turn_of(tile), work_.column_tile);
+      } else {
+        named_barrier_arrive(kGroupBarrier + group_, 128);
+      }
+    }
   }
 
   // The lse or delta of this lane's columns of S^T.
@@ -559,12 +643,13 @@ class ColumnConsumer {
 
   const BackwardArguments& arguments_;
   typename Config::Smem& smem_;
-  ColumnWork work_;
+  BlockPlace work_;
   int group_;
   int thread_;
   float scale_;
   Stage<Config::kStages> rows_;
-  int before_ = -1;  // the row tile whose dQ lies in shared memory
+  int before_ = -1;        // the row tile whose dQ lies in shared memory
+  int32_t turn_seen_ = 0;  // what the counter of the step's row tile held when it began
   float dk_[1][kDk8][4], dv_[1][kDv8][4];
 };
 
@@ -580,6 +665,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     for (int stage = 0; stage < Config::kStages; ++stage) {
       smem.rows_full[stage].init(1);
       smem.rows_empty[stage].init(4 * Config::kConsumers);
+      smem.turns_full[stage].init(1);
     }
     fence_barrier_init();
   }
@@ -587,6 +673,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (warp < 4) {
     shrink_registers<24>();
     if (threadIdx.x == 0) RowProducer<Config>(arguments, smem).run();
+    if (Config::kDeterministic && warp == 1) TurnScout<Config>(arguments, smem, threadIdx.x % 32).run();
   } else {
     grow_registers<240>();
     ColumnConsumer<Config>(arguments, smem, warp / 4 - 1, threadIdx.x % 128).run();

@@ -11,7 +11,7 @@ namespace flashmask::sm90 {
 
 // Offsets into the workspace, in bytes.
 struct BackwardPlan {
-  int64_t mask, lse, delta, empty, dq, total;
+  int64_t mask, lse, delta, empty, dq, turns, total;
 };
 
 template <class Config>
@@ -24,7 +24,9 @@ BackwardPlan plan_backward(const BackwardParams& params) {
   plan.lse = parts.reserve(tiles * Config::kBlockM * 4);
   plan.delta = parts.reserve(tiles * Config::kBlockM * 4);
   plan.empty = parts.reserve(tiles * 4);
-  plan.dq = parts.reserve(params.dq.data != nullptr ? tiles * DqWorkspace<Config>::kTileFloats * 4 : 0);
+  const bool wants_dq = params.dq.data != nullptr;
+  plan.dq = parts.reserve(wants_dq ? tiles * DqWorkspace<Config>::kTileFloats * 4 : 0);
+  plan.turns = parts.reserve(wants_dq && Config::kDeterministic ? tiles * Config::kConsumers * 4 : 0);
   plan.total = parts.end();
   return plan;
 }
@@ -80,13 +82,15 @@ cudaError_t launch_backward(const BackwardParams& params) {
                     reinterpret_cast<int*>(workspace + plan.empty),
                     static_cast<int>(ceil_div(shape.seqlen_q, Config::kBlockM))};
   arguments.dq = reinterpret_cast<float*>(workspace + plan.dq);
+  arguments.dq_turn = reinterpret_cast<int32_t*>(workspace + plan.turns);
   arguments.column_tiles = arguments.mask.tile_count;
+  arguments.heads_in_turns = Config::kDeterministic ? choose_heads_in_turns(shape) : 0;
 
   const auto row_blocks = static_cast<unsigned>(shape.batch * shape.heads_q * arguments.rows.tiles);
   const int64_t blocks = int64_t{arguments.column_tiles} * shape.heads_k * shape.batch;
   cudaError_t error = launch_mask_prepass(mask, shape, arguments.mask, stream);
   if (error != cudaSuccess) return error;
-  if (plan.total > plan.dq) {
+  if (plan.total > plan.dq) {  // dQ and the turns lie side by side
     error = cudaMemsetAsync(workspace + plan.dq, 0, plan.total - plan.dq, stream);
     if (error != cudaSuccess) return error;
   }

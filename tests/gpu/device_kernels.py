@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import pytest
@@ -150,12 +150,8 @@ class Kernels:
         results.assert_intact_around()
 
 
-class UnorderedResults(dict[str, torch.Tensor]):
-    """Results whose dq was summed in no fixed order: two runs may differ in its last bits."""
-
-
 class HopperKernels(Kernels):
-    """The sm_90 family by name: what it lacks is skipped, not left to another; it knows no order of dq."""
+    """The sm_90 family by name: what it lacks is skipped, not left to another."""
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, *others: Any, **more: Any) -> Any:
         """As of Kernels."""
@@ -164,11 +160,10 @@ class HopperKernels(Kernels):
         return super().forward(q, k, *others, **more)
 
     def backward(self, *tensors_and_options: Any, **more: Any) -> dict[str, torch.Tensor]:
-        """As of Kernels, in free order even where deterministic mode is asked for."""
-        *tensors, options = tensors_and_options
-        if max(tensor.shape[3] for tensor in tensors[:3]) > 128:
+        """As of Kernels."""
+        if max(tensor.shape[3] for tensor in tensors_and_options[:3]) > 128:
             pytest.skip("the sm_90 backward has no head dims above 128")
-        return UnorderedResults(super().backward(*tensors, replace(options, deterministic=False), **more))
+        return super().backward(*tensors_and_options, **more)
 
 
 class _Results:
