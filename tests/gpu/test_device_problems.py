@@ -105,8 +105,8 @@ def one_row_decides(seed: int) -> Problem:
 def emulated_kernel(problem: Problem, tile: int, fault: str = "") -> dict[str, torch.Tensor]:
     """Results by the kernels' arithmetic: online softmax by tiles of keys, roundings where kernels round.
 
-    ``fault`` is made in backward; "coarse delta" in all rows, others in one of each head, that whose second
-    key weighs most.
+    ``fault`` is made in backward; "coarse delta" (of an out rounded four times as coarsely) in all rows with
+    two keys of weight, others in one row of each head, that whose second key weighs most.
     """
     x, scale = problem, problem.options.scale(problem.q.shape[3])
     group = x.q.shape[2] // x.k.shape[2]
@@ -135,8 +135,9 @@ def emulated_kernel(problem: Problem, tile: int, fault: str = "") -> dict[str, t
     row = torch.zeros_like(empty).scatter_(2, second.argmax(2, keepdim=True), True)
     if fault == "dropped key":
         p = p.scatter(-1, key, second.masked_fill(row, 0.0))
-    seen = (out * 64).to(torch.float8_e4m3fn).float() / 64 if fault == "coarse delta" else out
-    delta = (dout * seen).sum(-1, keepdim=True)
+    split = out * (2**18 + 1)
+    coarse = (split - (split - out)).where(second > 0.1, out)  # 6 of float32's 24 bits, of bfloat16's 8
+    delta = (dout * (coarse if fault == "coarse delta" else out)).sum(-1, keepdim=True)
     delta = torch.where(
         row & (fault == "delta of the next row"), delta.roll(-1, 2), delta - x.dlse[..., None]
     )
