@@ -1,9 +1,6 @@
 // Algorithm 1 of the paper on wgmma: warp-specialised and persistent. One producer warp finds the column
 // tiles that a row tile visits and has TMA fetch them; each consumer warpgroup owns 64 query rows.
 #pragma once
-#ifndef FK_EARLY
-#define FK_EARLY 0
-#endif
 
 #include <type_traits>
 
@@ -19,7 +16,7 @@ namespace flashmask::sm90 {
 inline constexpr int kMaxSmemBytes = 232448;
 
 template <typename Element_, int kHeadDim_, int kHeadDimV_, int kConsumers_, int kBlockN_, int kStages_,
-          bool kDense_, bool kSplit_>
+          int kOrdered_, bool kDense_, bool kSplit_>
 struct ForwardConfig {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;
@@ -27,9 +24,10 @@ struct ForwardConfig {
   static constexpr int kConsumers = kConsumers_;  // warpgroups
   static constexpr int kBlockM = 64 * kConsumers;
   static constexpr int kBlockN = kBlockN_;
-  static constexpr int kStages = kStages_;  // of K and of V
-  static constexpr bool kDense = kDense_;   // test mode: the mask is read from a dense matrix
-  static constexpr bool kSplit = kSplit_;   // few query rows: row tiles and key columns as SplitPlan says
+  static constexpr int kStages = kStages_;     // of K and of V
+  static constexpr bool kOrdered = kOrdered_;  // consumers issue their products in turns
+  static constexpr bool kDense = kDense_;      // test mode: the mask is read from a dense matrix
+  static constexpr bool kSplit = kSplit_;      // few query rows: row tiles and key columns as SplitPlan says
   static constexpr bool kDropout = false;
   static constexpr bool kDeterministic = false;
   static constexpr int kThreads = 128 * (1 + kConsumers);
@@ -304,7 +302,7 @@ class Consumer {
       : arguments_(arguments), smem_(smem), group_(group), thread_(thread) {}
 
   __device__ __forceinline__ void run() {
-    if (group_ == Config::kConsumers - 1)
+    if (Config::kOrdered && group_ == Config::kConsumers - 1)
       named_barrier_arrive(kOrderBarrier, 256);  // the first group may start
     for (typename Config::Step step = next_step(); step.work >= 0; step = next_step()) consume(step);
     if (thread_ == 0) bulk_wait_read();  // the block's shared memory must outlive its stores
@@ -346,36 +344,23 @@ class Consumer {
       }
       for (step = next_step(); step.tile >= 0;) {
         Scores scores;
-        named_barrier_sync(kOrderBarrier + group_, 256);
+        if constexpr (Config::kOrdered) named_barrier_sync(kOrderBarrier + group_, 256);
         multiply_scores(scores);
         smem_.v_full[v_.index].wait(v_.parity);
         multiply_output(output, p);
-        named_barrier_arrive(kOrderBarrier + (group_ + 1) % Config::kConsumers, 256);
+        if constexpr (Config::kOrdered)
+          named_barrier_arrive(kOrderBarrier + (group_ + 1) % Config::kConsumers, 256);
         wgmma_wait<1>();
         pin(flat(scores));
         float rescale[1][2];
         weigh(scores, step, work, softmax, rescale);
         step = next_step();  // while O += P V runs
-#if FK_EARLY
-        Probabilities p_next;
-        round(scores, p_next);
-        wgmma_wait_behind<0>(p_next[0][0] | p_next[Config::kBlockN / 16 - 1][3]);
-#else
         wgmma_wait_behind<0>(__float_as_uint(scores[0][kN8 - 1][1]) | __float_as_uint(scores[0][kN8 - 1][3]));
-#endif
         pin(flat(output));
         release(smem_.v_empty[v_.index]);
         v_.advance();
         rescale_output(output, rescale);
-#if FK_EARLY
-#pragma unroll
-        for (int i = 0; i < Config::kBlockN / 16; ++i)
-#pragma unroll
-          for (int e = 0; e < 4; ++e)
-            asm volatile("mov.b32 %0, %1;" : "=r"(p[i][e]) : "r"(p_next[i][e]) : "memory");
-#else
         round(scores, p);
-#endif
       }
       finish_list();
       smem_.v_full[v_.index].wait(v_.parity);
