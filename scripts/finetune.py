@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import math
 import shutil
 import warnings
 from pathlib import Path
@@ -65,6 +66,15 @@ def load_data(settings: Settings, tokenizer: Any) -> tuple[PackedSequences, Pack
     )
 
 
+def count_steps(settings: Settings, num_sequences: int) -> int:
+    """`max_steps`, or without it the steps that PaddleNLP's trainer takes in `num_train_epochs`."""
+    args = settings.training
+    if args.max_steps > 0:
+        return args.max_steps
+    batches = math.ceil(num_sequences / args.per_device_train_batch_size)
+    return max(int(max(batches // args.gradient_accumulation_steps, 1) * args.num_train_epochs), 1)
+
+
 def prepare_output(settings: dict[str, Any]) -> Path:
     """The output folder: emptied after a finished run, kept to continue an interrupted one."""
     directory = Path(settings["output_dir"])
@@ -93,6 +103,7 @@ def run(settings: dict[str, Any]) -> bool:
     parsed = parse(settings)
     tokenizer = load_tokenizer(parsed.model.tokenizer_name_or_path)
     train_set, eval_set = load_data(parsed, tokenizer)
+    settings = settings | {"max_steps": count_steps(parsed, len(train_set))}
     directory = prepare_output(settings)
     results = {name: train(name, settings, train_set, eval_set, tokenizer) for name in parsed.task.attention}
     return report(directory, results)

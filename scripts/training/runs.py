@@ -41,6 +41,13 @@ class Recorder(TrainerCallback):
             writer.writerow(self.COLUMNS)
             writer.writerows([row[column] for column in self.COLUMNS] for row in kept)
 
+    def on_train_begin(self, args: Any, state: Any, control: Any, train_dataloader: Any, **_: Any) -> None:
+        """Shuffle for the epochs before a checkpoint: the trainer skips batches of the one it is in only."""
+        steps_per_epoch = max(len(train_dataloader) // args.gradient_accumulation_steps, 1)
+        for _epoch in range(state.global_step // steps_per_epoch):
+            for _batch in train_dataloader:
+                pass
+
     def on_step_begin(self, args: Any, state: Any, control: Any, **_: Any) -> None:
         """Start the clock."""
         self.loss, self.tokens, self.started = 0.0, 0, time.perf_counter()

@@ -113,14 +113,16 @@ def conversation(question: str, answer: str) -> list[dict[str, str]]:
 
 
 def read_rows(path: Path) -> list[Row]:
-    """The rows of a JSONL file.
+    """The rows of a JSONL file in UTF-8; blank lines are left out.
 
     Raises:
         ValueError: a line that is not a JSON object.
     """
     rows = []
-    with path.open(encoding="utf-8") as file:
+    with path.open("rb") as file:
         for number, line in enumerate(file, 1):
+            if not line.strip():
+                continue
             try:
                 row = json.loads(line)
             except ValueError as error:
@@ -200,8 +202,10 @@ def pack_rows(name: str, task: str, rows: list[Row], tokenizer: Any, max_length:
     """The rows' documents, packed; says how full the sequences are.
 
     Raises:
-        ValueError: a row that cannot be used, by its number, or no row that fits.
+        ValueError: a row that cannot be used, by its number, no row, or none that fits.
     """
+    if not rows:
+        raise ValueError(f"{name}: expected at least one sample, got none")
     documents = []
     for number, row in enumerate(rows, 1):
         try:

@@ -148,9 +148,24 @@ def _check_values(settings: dict[str, Any]) -> None:
         raise ValueError(
             f"setting attention: expected a list, some of {', '.join(ATTENTION)}, got {json.dumps(attention)}"
         )
-    for key in ("model_name_or_path", "tokenizer_name_or_path"):
+    sizes = () if settings.get("model_name_or_path") else SIZES
+    for key in (*sizes, "max_seq_length", "num_eval_documents"):
+        if settings.get(key, 1) < 1:
+            raise ValueError(f"setting {key}: expected at least 1, got {settings[key]}")
+    heads, kv_heads = "num_attention_heads", "num_key_value_heads"
+    for key, divisor in (("hidden_size", heads), (heads, kv_heads)) if sizes else ():
+        if settings[key] % settings[divisor]:
+            raise ValueError(
+                f"setting {key}: expected a multiple of {divisor}, {settings[divisor]}, got {settings[key]}"
+            )
+    folders = {"model_name_or_path": "config.json", "tokenizer_name_or_path": "tokenizer_config.json"}
+    for key, file in folders.items():
         if settings.get(key) and not Path(settings[key]).is_dir():
             raise ValueError(f"setting {key}: no such folder: {settings[key]}")
+        if settings.get(key) and not Path(settings[key], file).is_file():
+            raise ValueError(f"setting {key}: no {file} in {settings[key]}")
+    if Path(settings["output_dir"]).is_file():
+        raise ValueError(f"setting output_dir: expected a folder, got a file: {settings['output_dir']}")
     for key in ("train_file", "eval_file"):
         if settings.get(key) and not Path(settings[key]).is_file():
             raise ValueError(f"setting {key}: no such file: {settings[key]}")

@@ -4,6 +4,7 @@ import csv
 import importlib
 import json
 import math
+import re
 import subprocess
 import sys
 from itertools import islice
@@ -106,22 +107,26 @@ def test_a_wrong_mask_fails_the_comparison(finetune, arguments, tmp_path, monkey
     assert "DIFFERENT" in capsys.readouterr().out
 
 
-@pytest.mark.parametrize("task", TASKS)
-def test_an_interrupted_run_continues_to_the_same_bits(finetune, arguments, tmp_path, monkeypatch, task):
+def interrupt_at(patch, step, attention):
+    """Raise KeyboardInterrupt after this step of the run with this attention, before its checkpoint."""
     from training.runs import Recorder
-
-    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
-    assert finetune.main(arguments(task, whole, max_steps=4)) == 0
 
     end_of_step = Recorder.on_step_end
 
     def interrupt(self, args, state, control, **rest):
         end_of_step(self, args, state, control, **rest)
-        if state.global_step == 3 and "dense" in args.output_dir:
+        if state.global_step == step and Path(args.output_dir).name == attention:
             raise KeyboardInterrupt
 
+    patch.setattr(Recorder, "on_step_end", interrupt)
+
+
+@pytest.mark.parametrize("task", TASKS)
+def test_an_interrupted_run_continues_to_the_same_bits(finetune, arguments, tmp_path, monkeypatch, task):
+    whole, resumed = tmp_path / "whole", tmp_path / "resumed"
+    assert finetune.main(arguments(task, whole, max_steps=4)) == 0
     with monkeypatch.context() as patch:
-        patch.setattr(Recorder, "on_step_end", interrupt)
+        interrupt_at(patch, 3, "dense_mask")
         with pytest.raises(KeyboardInterrupt):
             finetune.main(arguments(task, resumed, max_steps=4))
     with pytest.raises(SystemExit, match="interrupted run with other settings"):
@@ -161,6 +166,24 @@ def test_other_tasks_start_from_a_trained_model(finetune, arguments, tmp_path):
             assert trained == {name for name in model.state_dict() if "lora" in name} != set()
         else:
             assert trained == set(model.state_dict())
+
+
+def test_a_run_by_epochs_continues_after_the_first(finetune, arguments, tmp_path, monkeypatch, capsys):
+    """At an epoch's end, and within one: each epoch has an order of its own."""
+    settings = {"attention": ["flashmask"], "max_steps": -1, "num_train_epochs": 2, "save_steps": 1}
+    assert finetune.main(arguments("sft", tmp_path / "whole", **settings)) == 0
+    sequences = int(re.search(r"training: .* in (\d+) sequences", capsys.readouterr().out)[1])
+    curve = losses(tmp_path / "whole", "flashmask")
+    assert len(curve) == 2 * sequences
+    for step in (sequences, sequences + 2):
+        options = arguments("sft", tmp_path / str(step), **settings)
+        with monkeypatch.context() as patch:
+            interrupt_at(patch, step + 1, "flashmask")
+            with pytest.raises(KeyboardInterrupt):
+                finetune.main(options)
+        assert finetune.main(options) == 0
+        assert f"from step {step}" in capsys.readouterr().out
+        assert losses(tmp_path / str(step), "flashmask") == curve
 
 
 def test_dpo_of_adapters_is_dpo_with_the_base_model_as_reference(finetune, arguments, tmp_path):
@@ -224,6 +247,21 @@ def test_a_tokenizer_of_paddlenlps(finetune, arguments, samples, tmp_path):
             ["--override=model_name_or_path={tmp}/none"],
             "setting model_name_or_path: no such folder: {tmp}/none",
         ),
+        (["--override=model_name_or_path={tmp}"], "setting model_name_or_path: no config.json in {tmp}"),
+        (
+            ["--override=tokenizer_name_or_path={tmp}"],
+            "setting tokenizer_name_or_path: no tokenizer_config.json in {tmp}",
+        ),
+        (
+            ["--override=output_dir={tmp}/text"],
+            "setting output_dir: expected a folder, got a file: {tmp}/text",
+        ),
+        (["--override=hidden_size=0"], "setting hidden_size: expected at least 1, got 0"),
+        (["--override=num_eval_documents=-1"], "setting num_eval_documents: expected at least 1, got -1"),
+        (
+            ["--override=hidden_size=33"],
+            "setting hidden_size: expected a multiple of num_attention_heads, 4, got 33",
+        ),
         (["--override=train_file={tmp}/none"], "setting train_file: no such file: {tmp}/none"),
         (["--config={tmp}/none.json"], "--config: {tmp}/none.json cannot be read: No such file or directory"),
         (["--config={tmp}"], "--config: {tmp} cannot be read: Is a directory"),
@@ -249,7 +287,9 @@ def test_bad_settings_are_one_line(finetune, tmp_path, capsys, arguments, messag
     ("task", "text", "message"),
     [
         ("sft", "{", "{file}, line 1: Expecting property name enclosed in double quotes"),
-        ("sft", "[]", "{file}, line 1: expected a JSON object, got list"),
+        ("sft", "\n[]", "{file}, line 2: expected a JSON object, got list"),
+        ("sft", b"\xff{{}}", "{file}, line 1: 'utf-8' codec can't decode byte 0xff"),
+        ("sft", "\n", "training: expected at least one sample, got none"),
         ("sft", "{}", "training row 1: expected a list under 'messages', got {{}}"),
         (
             "sft",
@@ -276,7 +316,7 @@ def test_bad_settings_are_one_line(finetune, tmp_path, capsys, arguments, messag
 )
 def test_bad_rows_are_one_line(finetune, arguments, tmp_path, capsys, task, text, message):
     file = tmp_path / "rows.jsonl"
-    file.write_text(text)
+    file.write_bytes(text if isinstance(text, bytes) else text.encode())
     with pytest.raises(SystemExit):
         finetune.main(arguments(task, tmp_path / "out", train_file=str(file), eval_file=str(file)))
     assert f"error: {message.format(file=file)}" in capsys.readouterr().err.splitlines()[-1]
