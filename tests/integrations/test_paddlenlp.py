@@ -10,6 +10,8 @@ pytest.importorskip("paddlenlp", reason="needs PaddleNLP: bash scripts/setup_env
 import paddle
 from paddle.nn import functional
 from paddlenlp.transformers import (
+    ChatGLMv2Config,
+    ChatGLMv2ForCausalLM,
     LlamaConfig,
     LlamaForCausalLM,
     OPTConfig,
@@ -17,6 +19,8 @@ from paddlenlp.transformers import (
     PretrainedModel,
     Qwen2Config,
     Qwen2ForCausalLM,
+    QWenConfig,
+    QWenForCausalLM,
 )
 from paddlenlp.transformers.llama import fusion_ops
 from paddlenlp.transformers.llama import modeling_pp as llama_pipeline
@@ -353,20 +357,20 @@ def test_devices_with_kernels_that_ignore_the_mask_raise(monkeypatch):
         integration.check_model(build())
 
 
-def test_other_model_families_raise():
+@pytest.mark.parametrize(
+    ("model_class", "config_class", "options"),
+    [
+        (OPTForCausalLM, OPTConfig, {"word_embed_proj_dim": 16, "max_position_embeddings": LENGTH}),
+        (QWenForCausalLM, QWenConfig, {"kv_channels": 8, "seq_length": LENGTH}),
+        (ChatGLMv2ForCausalLM, ChatGLMv2Config, {"padded_vocab_size": VOCAB, "kv_channels": 8}),
+    ],
+)
+def test_other_model_families_raise(model_class, config_class, options):
     """OPT's forward takes **kwargs and would swallow the indices."""
-    model = OPTForCausalLM(
-        OPTConfig(
-            vocab_size=VOCAB,
-            hidden_size=16,
-            word_embed_proj_dim=16,
-            num_hidden_layers=1,
-            num_attention_heads=2,
-            intermediate_size=16,
-            max_position_embeddings=LENGTH,
-        )
-    )
-    with integration.enable(), pytest.raises(TypeError, match="OPTForCausalLM: expected a model of a family"):
+    sizes = {"vocab_size": VOCAB, "hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2}
+    model = model_class(config_class(intermediate_size=16, **sizes, **options))
+    message = f"{model_class.__name__}: expected a model of a family"
+    with integration.enable(), pytest.raises(TypeError, match=message):
         model(**batch(documents()))
 
 
