@@ -31,7 +31,7 @@ TILES = {
     ("sm80", "backward"): (
         *("block_m", "block_n", "warps", "score_rows", "grad_rows", "query_rows", "stages"),
     ),
-    ("sm90", "forward"): ("consumers", "block_n", "stages", "ordered"),
+    ("sm90", "forward"): ("consumers", "block_n", "stages", "ordered", "flat"),
     ("sm90", "backward"): ("block_m", "stages", "direct_dq"),
 }
 FLAGS = {

@@ -16,7 +16,7 @@ namespace flashmask::sm90 {
 inline constexpr int kMaxSmemBytes = 232448;
 
 template <typename Element_, int kHeadDim_, int kHeadDimV_, int kConsumers_, int kBlockN_, int kStages_,
-          int kOrdered_, bool kDense_, bool kSplit_>
+          int kOrdered_, int kFlat_, bool kDense_, bool kSplit_>
 struct ForwardConfig {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;
@@ -26,8 +26,12 @@ struct ForwardConfig {
   static constexpr int kBlockN = kBlockN_;
   static constexpr int kStages = kStages_;     // of K and of V
   static constexpr bool kOrdered = kOrdered_;  // consumers issue their products in turns
-  static constexpr bool kDense = kDense_;      // test mode: the mask is read from a dense matrix
-  static constexpr bool kSplit = kSplit_;      // few query rows: row tiles and key columns as SplitPlan says
+  // Row tiles follow each other as column tiles do: the first product of the next runs beside the last of
+  // this one. Q has two stages then, and O takes the place of its Q.
+  static constexpr bool kFlat = kFlat_ && !kSplit_;
+  static constexpr int kQStages = kFlat ? 2 : 1;
+  static constexpr bool kDense = kDense_;  // test mode: the mask is read from a dense matrix
+  static constexpr bool kSplit = kSplit_;  // few query rows: row tiles and key columns as SplitPlan says
   static constexpr bool kDropout = false;
   static constexpr bool kDeterministic = false;
   static constexpr int kThreads = 128 * (1 + kConsumers);
@@ -44,7 +48,7 @@ struct ForwardConfig {
   using OTile = Operand<kBlockM, kHeadDimV>;
 
   // One entry of the K ring. `work` is a row tile's number or -1: no more work; `tile` a column tile or -1:
-  // no more of them.
+  // no more of them, or, where row tiles follow each other, none at all.
   struct Step {
     int work;
     int tile;
@@ -54,23 +58,22 @@ struct ForwardConfig {
   // Where O has room of its own, or needs none since a split's goes from registers to memory, Q of the next
   // row tile is fetched while O of this one is finished and stored. Elsewhere a consumer's rows of O take the
   // place of its rows of Q.
-  static constexpr int kOperandBytes = QTile::kBytes + kStages * (KTile::kBytes + VTile::kBytes);
+  static constexpr int kOperandBytes = kQStages * QTile::kBytes + kStages * (KTile::kBytes + VTile::kBytes);
   static constexpr int kSlotBytes = kStages * kMaxSlots * kBlockN * static_cast<int>(sizeof(Slot));
-  static constexpr bool kOwnO = kSplit || kOperandBytes + OTile::kBytes + kSlotBytes + 1024 <= kMaxSmemBytes;
+  static constexpr bool kOwnO =
+      kSplit || (!kFlat && kOperandBytes + OTile::kBytes + kSlotBytes + 1024 <= kMaxSmemBytes);
   static_assert(kOwnO || OTile::kBytes <= QTile::kBytes, "O fits where Q was");
 
   struct alignas(1024) Smem {
-    char q[QTile::kBytes];
+    char q[kQStages][QTile::kBytes];
     char k[kStages][KTile::kBytes];
     char v[kStages][VTile::kBytes];
     char own_o[kOwnO && !kSplit ? OTile::kBytes : 16];
     alignas(128) Slot slots[kStages][kMaxSlots][kBlockN];
     Step steps[kStages];
-    Barrier q_full, q_empty;
+    Barrier q_full[kQStages], q_empty[kQStages];
     Barrier k_full[kStages], k_empty[kStages];
     Barrier v_full[kStages], v_empty[kStages];
-
-    __device__ __forceinline__ char* o() { return kOwnO ? own_o : q; }
   };
   static_assert(sizeof(Smem) <= kMaxSmemBytes, "Hopper offers a block 227 KB of shared memory");
 };
@@ -153,6 +156,7 @@ class Producer {
       produce(number);
       number = __shfl_sync(~0u, next, 0);
     }
+    push_due_v();
     push_step({-1, -1, 0});
   }
 
@@ -176,7 +180,7 @@ class Producer {
     const int row_end = min(static_cast<int>(shape.seqlen_q), row_begin + block_rows);
     const int group_end =
         Config::kSplit ? (span.end + kTilesPerGroup - 1) / kTilesPerGroup : mask.group_count;
-    int before = -1;  // the tile whose V is due: V follows the next tile's K
+    bool any = false;
 
     for (int base = span.begin / kTilesPerGroup; base < group_end; base += 32) {
       const bool live =
@@ -192,43 +196,41 @@ class Producer {
           uint32_t touched = __shfl_sync(~0u, visit.touched, bit);
           if (int64_t{tile + 1} * Config::kBlockN > shape.seqlen_k) touched |= touch_bits_of_any(1);
           push_k(number, tile, touched, plane, head_k, work.batch);
-          if (before < 0) {
-            load_q(work);
-          } else {
-            push_v(before, head_k, work.batch);
-          }
-          before = tile;
+          push_due_v();  // before Q, which may have to wait for what needs V
+          if (!any) load_q(work);
+          any = true;
+          due_ = {tile, head_k, work.batch};
         }
       }
     }
-    if (before < 0) {
-      load_q(work);  // nobody reads it, but O takes its place
-    } else {
-      push_v(before, head_k, work.batch);
+    if (!Config::kFlat || !any) {
+      push_due_v();
+      if (!any) load_q(work);  // nobody reads it, but O takes its place
+      push_step({number, -1, 0});
     }
-    push_step({number, -1, 0});
   }
 
   __device__ __forceinline__ void load_q(const WorkOf<Config>& work) {
-    smem_.q_empty.wait(q_parity_ ^ 1);
-    q_parity_ ^= 1;
+    smem_.q_empty[q_.index].wait(q_.parity ^ 1);
+    char* shared = smem_.q[q_.index];
+    Barrier& full = smem_.q_full[q_.index];
     if constexpr (Config::kSplit) {
       if (lane_ == 0) {
         const SplitPlan& plan = arguments_.split.plan;
-        load_packed_q<Config>(smem_.q, &arguments_.q, smem_.q_full, plan,
+        load_packed_q<Config>(shared, &arguments_.q, full, plan,
                               work.row_tile * Config::kConsumers * plan.group_rows, work.head, work.batch);
       }
     } else if (lane_ == 0) {
-      smem_.q_full.arrive_expect(Config::QTile::kBytes);
+      full.arrive_expect(Config::QTile::kBytes);
       for (int panel = 0; panel < Config::QTile::kPanels; ++panel) {
         for (int rows = 0; rows < Config::kConsumers; ++rows) {
-          tma_load(smem_.q + panel * Config::QTile::kPanelBytes + rows * 64 * 128, &arguments_.q,
-                   smem_.q_full, panel * 64, work.row_tile * Config::kBlockM + rows * 64, work.head,
-                   work.batch);
+          tma_load(shared + panel * Config::QTile::kPanelBytes + rows * 64 * 128, &arguments_.q, full,
+                   panel * 64, work.row_tile * Config::kBlockM + rows * 64, work.head, work.batch);
         }
       }
     }
     __syncwarp();
+    q_.advance();
   }
 
   __device__ __forceinline__ void push_k(int number, int tile, uint32_t touched, const MaskPlane& plane,
@@ -264,24 +266,31 @@ class Producer {
     k_.advance();
   }
 
-  __device__ __forceinline__ void push_v(int tile, int head_k, int batch) {
+  // V follows the K of the tile after.
+  __device__ __forceinline__ void push_due_v() {
+    if (due_.tile < 0) return;
     const int stage = v_.index;
     smem_.v_empty[stage].wait(v_.parity ^ 1);
     if (lane_ == 0) {
       smem_.v_full[stage].arrive_expect(Config::VTile::kBytes);
       for (int panel = 0; panel < Config::VTile::kPanels; ++panel) {
         tma_load(smem_.v[stage] + panel * Config::VTile::kPanelBytes, &arguments_.v, smem_.v_full[stage],
-                 panel * 64, tile * Config::kBlockN, head_k, batch);
+                 panel * 64, due_.tile * Config::kBlockN, due_.head_k, due_.batch);
       }
     }
     __syncwarp();
     v_.advance();
+    due_.tile = -1;
   }
 
   const ForwardArguments& arguments_;
   typename Config::Smem& smem_;
   int lane_;
-  int q_parity_ = 0;
+  struct {
+    int tile = -1;
+    int head_k, batch;
+  } due_;  // the tile whose V has not been fetched
+  Stage<Config::kQStages> q_;
   Stage<Config::kStages> k_, v_;
 };
 
@@ -304,7 +313,11 @@ class Consumer {
   __device__ __forceinline__ void run() {
     if (Config::kOrdered && group_ == Config::kConsumers - 1)
       named_barrier_arrive(kOrderBarrier, 256);  // the first group may start
-    for (typename Config::Step step = next_step(); step.work >= 0; step = next_step()) consume(step);
+    if constexpr (Config::kFlat) {
+      for (typename Config::Step step = next_step(); step.work >= 0;) step = consume_flat(step);
+    } else {
+      for (typename Config::Step step = next_step(); step.work >= 0; step = next_step()) consume(step);
+    }
     if (thread_ == 0) bulk_wait_read();  // the block's shared memory must outlive its stores
   }
 
@@ -324,28 +337,17 @@ class Consumer {
     const WorkOf<Config> work(step.work, arguments_);
     OnlineSoftmax<1> softmax;
     Output output;
-#pragma unroll
-    for (int n = 0; n < kO8; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) output[0][n][e] = 0.f;
+    set_zero(output);
 
-    smem_.q_full.wait(q_parity_);
-    q_parity_ ^= 1;
+    smem_.q_full[0].wait(q_.parity);
+    q_.advance();
     if (step.tile >= 0) {
       Probabilities p;
-      {
-        Scores scores;
-        multiply_scores(scores);
-        wgmma_wait<0>();
-        pin(flat(scores));
-        float rescale[1][2];
-        weigh(scores, step, work, softmax, rescale);
-        round(scores, p);
-      }
+      start_row_tile(step, work, softmax, p);
       for (step = next_step(); step.tile >= 0;) {
         Scores scores;
         if constexpr (Config::kOrdered) named_barrier_sync(kOrderBarrier + group_, 256);
-        multiply_scores(scores);
+        multiply_scores(scores, 0);
         smem_.v_full[v_.index].wait(v_.parity);
         multiply_output(output, p);
         if constexpr (Config::kOrdered)
@@ -363,23 +365,121 @@ class Consumer {
         round(scores, p);
       }
       finish_list();
-      smem_.v_full[v_.index].wait(v_.parity);
-      multiply_output(output, p);
-      wgmma_wait<0>();
-      pin(flat(output));
-      release(smem_.v_empty[v_.index]);
-      v_.advance();
+      finish_output(output, p);
     } else {
       finish_list();
     }
     store(work, softmax, output);
   }
 
+  // Row tiles in a row, from one on until an entry without a tile comes, which is returned: at the end of all
+  // work, or after a row tile that sees no key.
+  __device__ __forceinline__ typename Config::Step consume_flat(typename Config::Step step) {
+    Work work(step.work, arguments_);
+    int number = step.work;
+    OnlineSoftmax<1> softmax;
+    Output output;
+    set_zero(output);
+
+    smem_.q_full[q_.index].wait(q_.parity);
+    if (step.tile < 0) {
+      release(smem_.k_empty[k_.index]);
+      k_.advance();
+      store(work, softmax, output);
+      return next_step();
+    }
+    Probabilities p;
+    start_row_tile(step, work, softmax, p);
+    for (step = next_step(); step.tile >= 0;) {
+      const bool fresh = step.work != number;
+      Stage<Config::kQStages> q = q_;
+      if (fresh) {
+        q.advance();
+        give_back_q();  // or it would wait for the next row tile, and that for it
+        smem_.q_full[q.index].wait(q.parity);
+      }
+      Scores scores;
+      if constexpr (Config::kOrdered) named_barrier_sync(kOrderBarrier + group_, 256);
+      multiply_scores(scores, q.index);
+      smem_.v_full[v_.index].wait(v_.parity);
+      multiply_output(output, p);
+      if constexpr (Config::kOrdered)
+        named_barrier_arrive(kOrderBarrier + (group_ + 1) % Config::kConsumers, 256);
+      wgmma_wait<1>();
+      pin(flat(scores));
+      const Work work_before = work;
+      const OnlineSoftmax<1> softmax_before = softmax;
+      if (fresh) {
+        number = step.work;
+        work = Work(number, arguments_);
+        softmax = OnlineSoftmax<1>();
+      }
+      float rescale[1][2];
+      weigh(scores, step, work, softmax, rescale);
+      step = next_step();  // while O += P V runs
+      wgmma_wait_behind<0>(__float_as_uint(scores[0][kN8 - 1][1]) | __float_as_uint(scores[0][kN8 - 1][3]));
+      pin(flat(output));
+      release(smem_.v_empty[v_.index]);
+      v_.advance();
+      if (fresh) {
+        store(work_before, softmax_before, output);
+        set_zero(output);
+      } else {
+        give_back_q();
+        rescale_output(output, rescale);
+      }
+      round(scores, p);
+    }
+    finish_output(output, p);
+    store(work, softmax, output);
+    return step;
+  }
+
+  // The first column tile of a row tile, when no product of another is left to run beside it.
+  __device__ __forceinline__ void start_row_tile(const typename Config::Step& step,
+                                                 const WorkOf<Config>& work, OnlineSoftmax<1>& softmax,
+                                                 Probabilities& p) {
+    Scores scores;
+    multiply_scores(scores, Config::kFlat ? q_.index : 0);
+    wgmma_wait<0>();
+    pin(flat(scores));
+    float rescale[1][2];
+    weigh(scores, step, work, softmax, rescale);
+    round(scores, p);
+  }
+
+  // The last O += P V.
+  __device__ __forceinline__ void finish_output(Output& output, const Probabilities& p) {
+    smem_.v_full[v_.index].wait(v_.parity);
+    multiply_output(output, p);
+    wgmma_wait<0>();
+    pin(flat(output));
+    release(smem_.v_empty[v_.index]);
+    v_.advance();
+  }
+
+  // Gives back the Q whose place O has left.
+  __device__ __forceinline__ void give_back_q() {
+    if (leaving_ < 0) return;
+    if (thread_ == 0) {
+      bulk_wait_read();
+      smem_.q_empty[leaving_].arrive();
+    }
+    leaving_ = -1;
+  }
+
+  static __device__ __forceinline__ void set_zero(Output& output) {
+#pragma unroll
+    for (int n = 0; n < kO8; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) output[0][n][e] = 0.f;
+  }
+
   // Gives back the entry that ended the list and, if O does not need its place, Q.
   __device__ __forceinline__ void finish_list() {
     release(smem_.k_empty[k_.index]);
     k_.advance();
-    if (Config::kOwnO) release(smem_.q_empty);
+    if (Config::kOwnO) release(smem_.q_empty[0]);
   }
 
   template <int kCount>
@@ -393,8 +493,8 @@ class Consumer {
   }
 
   // Starts S = Q K^T.
-  __device__ __forceinline__ void multiply_scores(Scores& scores) {
-    const uint32_t q = Config::QTile::columns_base(shared_address(smem_.q));
+  __device__ __forceinline__ void multiply_scores(Scores& scores, int q_stage) {
+    const uint32_t q = Config::QTile::columns_base(shared_address(smem_.q[q_stage]));
     const uint32_t k = Config::KTile::columns_base(shared_address(smem_.k[k_.index]));
     pin(flat(scores));
     wgmma_fence();
@@ -491,6 +591,8 @@ class Consumer {
     const int group_row = work.row_tile * Config::kBlockM + group_ * 64;
     float* lse = static_cast<float*>(arguments_.params.lse) +
                  (int64_t{work.batch} * shape.heads_q + work.head) * shape.seqlen_q;
+    if constexpr (Config::kFlat) give_back_q();
+    char* place = Config::kOwnO ? smem_.own_o : smem_.q[Config::kFlat ? q_.index : 0];
     if (Config::kOwnO) {  // the row tile before must have been read
       if (thread_ == 0) bulk_wait_read();
       named_barrier_sync(kGroupBarrier + group_, 128);
@@ -504,7 +606,7 @@ class Consumer {
         lse[group_row + row] = softmax.lse(0, h, sum, arguments_.exponent_scale);
 #pragma unroll
       for (int n = 0; n < kO8; ++n) {
-        *reinterpret_cast<uint32_t*>(smem_.o() + Config::OTile::offset(group_ * 64 + row, n) + lane % 4 * 4) =
+        *reinterpret_cast<uint32_t*>(place + Config::OTile::offset(group_ * 64 + row, n) + lane % 4 * 4) =
             pack<Element>(output[0][n][2 * h] * inverse, output[0][n][2 * h + 1] * inverse);
       }
     }
@@ -512,14 +614,18 @@ class Consumer {
     named_barrier_sync(kGroupBarrier + group_, 128);
     if (thread_ == 0) {
       for (int panel = 0; panel < Config::OTile::kPanels; ++panel) {
-        tma_store(&arguments_.o, smem_.o() + panel * Config::OTile::kPanelBytes + group_ * 64 * 128,
-                  panel * 64, group_row, work.head, work.batch);
+        tma_store(&arguments_.o, place + panel * Config::OTile::kPanelBytes + group_ * 64 * 128, panel * 64,
+                  group_row, work.head, work.batch);
       }
       bulk_commit();
-      if (!Config::kOwnO) {
+      if (!Config::kOwnO && !Config::kFlat) {
         bulk_wait_read();
-        smem_.q_empty.arrive();
+        smem_.q_empty[0].arrive();
       }
+    }
+    if constexpr (Config::kFlat) {
+      leaving_ = q_.index;
+      q_.advance();
     }
   }
 
@@ -527,7 +633,8 @@ class Consumer {
   typename Config::Smem& smem_;
   int group_;
   int thread_;
-  int q_parity_ = 0;
+  int leaving_ = -1;  // the stage of Q from whose place O is being copied
+  Stage<Config::kQStages> q_;
   Stage<Config::kStages> k_, v_;
 };
 
@@ -539,8 +646,10 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_raw);
   const int warp = uniform(threadIdx.x / 32);
   if (threadIdx.x == 0) {
-    smem.q_full.init(1);
-    smem.q_empty.init(Config::kOwnO ? 4 * Config::kConsumers : Config::kConsumers);
+    for (int stage = 0; stage < Config::kQStages; ++stage) {
+      smem.q_full[stage].init(1);
+      smem.q_empty[stage].init(Config::kOwnO ? 4 * Config::kConsumers : Config::kConsumers);
+    }
     for (int stage = 0; stage < Config::kStages; ++stage) {
       smem.k_full[stage].init(1);
       smem.k_empty[stage].init(4 * Config::kConsumers);
@@ -553,7 +662,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     prefetch_descriptor(&arguments.v);
     if (!Config::kSplit) prefetch_descriptor(&arguments.o);
   }
-  if constexpr (Config::kSplit) clear_unused_q<Config>(smem.q, arguments.split.plan);
+  if constexpr (Config::kSplit) clear_unused_q<Config>(smem.q[0], arguments.split.plan);
   __syncthreads();
   if (warp < 4) {
     shrink_registers<Config::kProducerRegisters>();
