@@ -21,6 +21,7 @@ pytest.importorskip("paddleformers", reason="needs PaddleFormers: bash scripts/s
 
 import paddle
 import tokenizers
+from paddleformers.cli.train.dpo.dpo_trainer import DPOTrainer
 from paddleformers.cli.train.tuner import run_tuner
 from paddleformers.nn.attention.interface import AttentionInterface
 from paddleformers.peft import LoRAConfig, LoRAModel
@@ -393,7 +394,7 @@ def test_the_trainer_takes_packed_sequences(tmp_path):
 
 @pytest.fixture(scope="module")
 def model_folder(tmp_path_factory):
-    """A small Llama with a tokenizer of single bytes, and questions and answers in PaddleFormers' JSONL."""
+    """A small Llama with a tokenizer of single bytes, and samples of both stages in PaddleFormers' JSONL."""
     folder = tmp_path_factory.mktemp("model")
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     special = {"bos_token": "<s>", "eos_token": "</s>", "unk_token": "<unk>", "pad_token": "<pad>"}
@@ -410,18 +411,32 @@ def model_folder(tmp_path_factory):
     build("llama", vocab_size=len(tokenizer), max_position_embeddings=256, **special_ids).save_pretrained(
         str(folder)
     )
-    turns = [[("user", f"What is {i} + {i}?"), ("assistant", f"It is {2 * i}.")] for i in range(40)]
-    rows = [{"messages": [{"role": r, "content": c} for r, c in dialogue]} for dialogue in turns]
-    (folder / "data.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    rows = {"SFT": [], "DPO": []}
+    for i in range(40):
+        question, good, bad = (
+            [{"role": role, "content": content}]
+            for role, content in (
+                ("user", f"What is {i} + {i}?"),
+                ("assistant", f"It is {2 * i}."),
+                ("assistant", f"Who would know {i}?"),
+            )
+        )
+        rows["SFT"].append({"messages": question + good})
+        rows["DPO"].append({"messages": question, "chosen_response": good, "rejected_response": bad})
+    for stage, samples in rows.items():
+        (folder / f"{stage}.jsonl").write_text("".join(json.dumps(row) + "\n" for row in samples))
     return folder
 
 
 @pytest.mark.parametrize("fine_tuning", ["full", "LoRA"])
-def test_paddleformers_own_command(model_folder, tmp_path, fine_tuning):
+@pytest.mark.parametrize(("stage", "passes"), [("SFT", 1), ("DPO", 2)])
+def test_paddleformers_own_command(model_folder, tmp_path, monkeypatch, stage, passes, fine_tuning):
     """What `paddleformers-cli train` runs: their data, packing, masks and trainer, and one switch of ours."""
-    data = str(model_folder / "data.jsonl")
+    # It wraps the reference model for several processes even when there is one, which takes a Fleet.
+    monkeypatch.setattr(DPOTrainer, "_wrap_ref_model", lambda self, model: model)
+    data = str(model_folder / f"{stage}.jsonl")
     settings = {
-        "stage": "SFT",
+        "stage": stage,
         "fine_tuning": fine_tuning,
         "model_name_or_path": str(model_folder),
         **{f"{part}_dataset_type": "messages" for part in ("train", "eval")},
@@ -445,7 +460,7 @@ def test_paddleformers_own_command(model_folder, tmp_path, fine_tuning):
         with integration.register() as registration:
             run_tuner({**settings, "_attn_implementation": implementation, "output_dir": str(output)})
         losses[implementation] = json.loads((output / "train_results.json").read_text())["train_loss"]
-    assert registration.calls == 3 * LAYERS
+    assert registration.calls == 3 * LAYERS * passes
     assert losses["flashmask"] == pytest.approx(losses["eager"], rel=1e-5)
 
 
