@@ -70,8 +70,12 @@ __global__ void backward_before_kernel(const __grid_constant__ BackwardParams pa
   bool empty = false;
   for (int r = threadIdx.x / kLanes; r < Config::kBlockM; r += blockDim.x / kLanes) {
     const int64_t row = int64_t{tile} * Config::kBlockM + r;
+    const bool in_range = row < shape.seqlen_q;
+    // With the rows, or its latency would come after theirs.
+    const float given_lse = in_range ? lse[row] : -INFINITY;
+    const float given_dlse = in_range && params.dlse != nullptr ? dlse[row] : 0.f;
     float sum = 0.f, row_lse = INFINITY;
-    if (row < shape.seqlen_q && chunk * 8 < shape.head_dim_v) {
+    if (in_range && chunk * 8 < shape.head_dim_v) {
       const int4 x = *reinterpret_cast<const int4*>(o + row * params.o.stride_seq);
       const int4 y = *reinterpret_cast<const int4*>(dout + row * params.dout.stride_seq);
       const auto* xs = reinterpret_cast<const Element*>(&x);
@@ -82,13 +86,11 @@ __global__ void backward_before_kernel(const __grid_constant__ BackwardParams pa
 #pragma unroll
     for (int step = kLanes / 2; step > 0; step /= 2) sum += __shfl_xor_sync(~0u, sum, step);
     if (chunk != 0) continue;
-    if (row < shape.seqlen_q) {
-      if (params.dlse != nullptr) sum -= dlse[row];
-      if (lse[row] == -INFINITY) {
-        empty = true;
-      } else {
-        row_lse = lse[row] * 1.4426950408889634f;
-      }
+    if (given_lse != -INFINITY) {
+      sum -= given_dlse;
+      row_lse = given_lse * 1.4426950408889634f;
+    } else if (in_range) {
+      empty = true;
     }
     const int64_t out = (plane * rows.tiles + tile) * Config::kBlockM + r;
     rows.lse[out] = row_lse;
