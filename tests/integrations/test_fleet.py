@@ -126,7 +126,8 @@ def test_two_processes_give_the_losses_of_one(tmp_path):
         text=True,
         timeout=300,
     )
-    assert done.returncode == 0, done.stdout[-3000:] + done.stderr[-3000:]
+    logs = [path.read_text(errors="replace")[-3000:] for path in (tmp_path / "log").glob("workerlog.*")]
+    assert done.returncode == 0, "\n".join([done.stderr[-3000:], *logs])
     train(one, accumulation_steps=PROCESSES)
     expected, weights = read(one, 0)
     assert expected["processes"] == 1
