@@ -18,7 +18,7 @@
 namespace flashmask::sm90 {
 
 template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, int kDirectDq_,
-          bool kDeterministic_, bool kDense_>
+          int kVInRegisters_, bool kDeterministic_, bool kDense_>
 struct BackwardConfig {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;
@@ -26,8 +26,9 @@ struct BackwardConfig {
   static constexpr int kConsumers = 2;
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kBlockN = 64 * kConsumers;
-  static constexpr int kStages = kStages_;                 // of Q and dO
-  static constexpr bool kDirectDq = kDirectDq_;            // dQ is added from registers, else in bulk
+  static constexpr int kStages = kStages_;               // of Q and dO
+  static constexpr bool kDirectDq = kDirectDq_;          // dQ is added from registers, else in bulk
+  static constexpr bool kVInRegisters = kVInRegisters_;  // dP^T = V dO^T reads V there, else in shared memory
   static constexpr bool kDeterministic = kDeterministic_;  // and in a fixed order
   static constexpr bool kDense = kDense_;
   static constexpr bool kDropout = false;
@@ -277,6 +278,7 @@ class ColumnConsumer {
     set_zero(dv_);
 
     smem_.kv_full.wait(0);
+    if constexpr (Config::kVInRegisters) load_v();
     for (typename Config::Step step = next_step(); step.tile >= 0; step = next_step()) {
       Scores s;
       DqPart dq;
@@ -335,6 +337,16 @@ class ColumnConsumer {
   __device__ __forceinline__ typename Config::Step next_step() {
     smem_.rows_full[rows_.index].wait(rows_.parity);
     return smem_.steps[rows_.index];
+  }
+
+  // This consumer's keys of V as A operands of a product over the head dims.
+  __device__ __forceinline__ void load_v() {
+    const int lane = thread_ % 32;
+    const int key = group_ * 64 + thread_ / 32 * 16 + lane % 16;
+#pragma unroll
+    for (int d = 0; d < Config::kHeadDimV / 16; ++d) {
+      load_matrices(v_[d], smem_.v + Config::VTile::offset(key, 2 * d + lane / 16));
+    }
   }
 
   // From S^T, which is in flight, to dQ, dK and dV, which are when this returns.
@@ -440,8 +452,12 @@ class ColumnConsumer {
     wgmma_fence();
 #pragma unroll
     for (int d = 0; d < Config::kHeadDimV / 16; ++d) {
-      ScoreProduct::ss(flat(dp), Config::VTile::depth_columns(v, group_ * 64, d),
-                       Config::DoTile::depth_columns(dout, 0, d), d > 0);
+      const uint64_t dout_rows = Config::DoTile::depth_columns(dout, 0, d);
+      if constexpr (Config::kVInRegisters) {
+        ScoreProduct::rs(flat(dp), v_[d], dout_rows, d > 0);
+      } else {
+        ScoreProduct::ss(flat(dp), Config::VTile::depth_columns(v, group_ * 64, d), dout_rows, d > 0);
+      }
     }
     wgmma_commit();
   }
@@ -651,6 +667,7 @@ class ColumnConsumer {
   int before_ = -1;        // the row tile whose dQ lies in shared memory
   int32_t turn_seen_ = 0;  // what the counter of the step's row tile held when it began
   float dk_[1][kDk8][4], dv_[1][kDv8][4];
+  uint32_t v_[Config::kVInRegisters ? Config::kHeadDimV / 16 : 1][4];
 };
 
 // Grid: column_tiles * Hk * B blocks.

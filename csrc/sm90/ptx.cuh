@@ -141,6 +141,14 @@ __device__ __forceinline__ void store_matrices(void* row, const uint32_t (&matri
                : "memory");
 }
 
+// The opposite: four 8x8 matrices from shared memory.
+__device__ __forceinline__ void load_matrices(uint32_t (&matrices)[4], const void* row) {
+  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
+               : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
+               : "r"(shared_address(row))
+               : "memory");
+}
+
 // wgmma runs asynchronously: registers it reads or writes must be settled before (fence), products are
 // grouped (commit) and waited for.
 __device__ __forceinline__ void wgmma_fence() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
