@@ -107,8 +107,10 @@ def entries(config: dict[str, Any]) -> dict[Unit, list[str]]:
 def source(unit: Unit, kernels: list[str]) -> str:
     """The text of one unit."""
     title = unit.kind.capitalize()
+    wide = (unit.architecture, unit.kind) == ("sm90", "backward") and max(unit.head_dims) > 128
+    template = f"{'Wide' if wide else ''}{title}Config"
     lines = [
-        f"    describe_{unit.kind}<{title}Config<{kernel}>>({DTYPES[unit.dtype][1]}),\n" for kernel in kernels
+        f"    describe_{unit.kind}<{template}<{kernel}>>({DTYPES[unit.dtype][1]}),\n" for kernel in kernels
     ]
     return (
         f'{NOTE}#include "{unit.architecture}/{unit.kind}_launch.cuh"\n\n'

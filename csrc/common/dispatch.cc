@@ -52,7 +52,9 @@ bool is_deterministic(const BackwardParams& params) { return params.deterministi
 
 // The Hopper kernels that have been run on a GPU; the others serve those who ask for the family by name.
 bool has_been_run(const ForwardParams&) { return true; }
-bool has_been_run(const BackwardParams& params) { return params.deterministic == 0; }
+bool has_been_run(const BackwardParams& params) {
+  return params.deterministic == 0 && params.shape.head_dim <= 128 && params.shape.head_dim_v <= 128;
+}
 
 // The kernel whose head dims fit most tightly; the table's order decides between equals.
 template <class Params>

@@ -21,6 +21,10 @@ extern const BackwardKernel backward_d64_bf16[4];
 extern const BackwardKernel backward_d64_fp16[4];
 extern const BackwardKernel backward_d128_bf16[4];
 extern const BackwardKernel backward_d128_fp16[4];
+extern const BackwardKernel backward_d256_128_bf16[4];
+extern const BackwardKernel backward_d256_128_fp16[4];
+extern const BackwardKernel backward_d256_bf16[4];
+extern const BackwardKernel backward_d256_fp16[4];
 
 namespace {
 
@@ -54,6 +58,10 @@ KernelTable kernel_table() {
     append(all, backward_d64_fp16);
     append(all, backward_d128_bf16);
     append(all, backward_d128_fp16);
+    append(all, backward_d256_128_bf16);
+    append(all, backward_d256_128_fp16);
+    append(all, backward_d256_bf16);
+    append(all, backward_d256_fp16);
     return all;
   }();
   return {forward.data(), static_cast<int>(forward.size()), backward.data(), static_cast<int>(backward.size())};

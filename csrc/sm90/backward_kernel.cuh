@@ -17,10 +17,14 @@
 
 namespace flashmask::sm90 {
 
+template <class Config>
+class ColumnConsumer;
+
 template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, int kDirectDq_,
           int kVInRegisters_, bool kDeterministic_, bool kDense_>
 struct BackwardConfig {
   using Element = Element_;
+  using Consumer = ColumnConsumer<BackwardConfig>;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kHeadDimV = kHeadDimV_;
   static constexpr int kConsumers = 2;
@@ -693,7 +697,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (Config::kDeterministic && warp == 1) TurnScout<Config>(arguments, smem, threadIdx.x % 32).run();
   } else {
     grow_registers<240>();
-    ColumnConsumer<Config>(arguments, smem, warp / 4 - 1, threadIdx.x % 128).run();
+    typename Config::Consumer(arguments, smem, warp / 4 - 1, threadIdx.x % 128).run();
   }
 }
 

@@ -5,6 +5,7 @@
 #include "common/kernel_table.h"
 #include "common/mask_prepass.h"
 #include "sm90/backward_kernel.cuh"
+#include "sm90/backward_wide_kernel.cuh"
 #include "sm90/tensor_map.h"
 
 namespace flashmask::sm90 {

@@ -159,12 +159,6 @@ class HopperKernels(Kernels):
             pytest.skip("the sm_90 kernels have no dropout and take no empty tensors")
         return super().forward(q, k, *others, **more)
 
-    def backward(self, *tensors_and_options: Any, **more: Any) -> dict[str, torch.Tensor]:
-        """As of Kernels."""
-        if max(tensor.shape[3] for tensor in tensors_and_options[:3]) > 128:
-            pytest.skip("the sm_90 backward has no head dims above 128")
-        return super().backward(*tensors_and_options, **more)
-
 
 class _Results:
     """The buffers of one call, and the tensors that its caller brought."""

@@ -1,0 +1,436 @@
+// Algorithm 2 of the paper on wgmma for head dims above 128: one block per column tile of 64 keys of one key
+// head. Two consumer warpgroups divide the head dims of dK, dV and dQ. One of them computes all of S^T and
+// from it P^T, the other all of dP^T and from P^T dS^T; both pass through shared memory to all products that
+// need them. dQ is added to the workspace from registers: there is no shared memory left to stage it.
+#pragma once
+
+#include "sm90/backward_kernel.cuh"
+#include "sm90/column_fragments.cuh"
+
+namespace flashmask::sm90 {
+
+template <class Config>
+class WideConsumer;
+
+template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, int kDirectDq_,
+          bool kDeterministic_, bool kDense_>
+struct WideBackwardConfig {
+  using Element = Element_;
+  using Consumer = WideConsumer<WideBackwardConfig>;
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kHeadDimV = kHeadDimV_;
+  static constexpr int kConsumers = 2;
+  static constexpr int kBlockM = kBlockM_;
+  static constexpr int kBlockN = 64;
+  static constexpr int kStages = kStages_;  // of Q and dO, and of P
+  static constexpr bool kDeterministic = kDeterministic_;
+  static constexpr bool kDense = kDense_;
+  static constexpr bool kDropout = false;
+  static constexpr int kThreads = 128 * (1 + kConsumers);
+  // Of a consumer.
+  static constexpr bool kDqByRows = false;
+  static constexpr int kDqColumns = kHeadDim / kConsumers;
+  static constexpr int kDvColumns = kHeadDimV / kConsumers;
+  static_assert(kDirectDq_ == 1, "dQ is added from registers");
+  static_assert(kBlockM == 64, "a row tile of dQ has a warpgroup's 64 rows");
+  static_assert(kStages == 2, "P is overwritten two steps later, when the step before is known to be over");
+  static_assert(kDqColumns % 128 == 0, "half of a consumer's columns of K are whole panels");
+  static_assert(kDvColumns % 64 == 0, "a consumer's columns of dO are whole panels");
+  static_assert(kBlockM * kHeadDimV / 8 % 256 == 0 && 256 % (kHeadDimV / 8) == 0,
+                "dO is cleared in whole rows");
+
+  using QTile = Operand<kBlockM, kHeadDim>;
+  using DoTile = Operand<kBlockM, kHeadDimV>;
+  using KTile = Operand<kBlockN, kHeadDim>;
+  using VTile = Operand<kBlockN, kHeadDimV>;
+  using WeightTile = Operand<kBlockN, kBlockM>;  // P or dS, transposed
+
+  // As in BackwardConfig.
+  struct Step {
+    int tile;
+    int row;
+    uint32_t work;
+  };
+  static constexpr uint32_t kEmptyRows = 1u << 31;
+
+  struct alignas(1024) Smem {
+    char k[KTile::kBytes];  // dK passes through here at the end
+    char v[VTile::kBytes];  // and dV here
+    char q[kStages][QTile::kBytes];
+    char dout[kStages][DoTile::kBytes];
+    char p[kStages][WeightTile::kBytes];
+    char ds[WeightTile::kBytes];
+    alignas(128) float lse[kStages][kBlockM];
+    alignas(128) float delta[kStages][kBlockM];
+    alignas(128) Slot slots[kStages][kMaxSlots][kBlockN];
+    Step steps[kStages];
+    int turns[kStages];
+    NearTiles near;
+    Barrier kv_full;
+    Barrier rows_full[kStages], rows_empty[kStages], turns_full[kStages];
+  };
+  static_assert(sizeof(Smem) <= kMaxSmemBytes, "Hopper offers a block 227 KB of shared memory");
+};
+
+// One consumer warpgroup. Those of P (group 0) and of dS (group 1) go their own ways: a product of one lies
+// under the arithmetic of the other.
+template <class Config>
+class WideConsumer {
+ public:
+  using Element = typename Config::Element;
+  using Step = typename Config::Step;
+  using WeightTile = typename Config::WeightTile;
+  static constexpr int kM8 = Config::kBlockM / 8;    // query columns of S^T, in eights
+  static constexpr int kM16 = Config::kBlockM / 16;  // depth of dV += P^T dO and dK += dS^T Q
+  static constexpr int kDk8 = Config::kDqColumns / 8, kDv8 = Config::kDvColumns / 8;
+  static constexpr int kHalf8 = kDk8 / 2;  // of dQ
+  using ScoreProduct = Wgmma<Element, Config::kBlockM, false>;
+  using DqProduct = Wgmma<Element, Config::kDqColumns / 2, true, true>;
+  using Scores = float[1][kM8][4];
+  using Fragments = uint32_t[kM16][4];
+  using DqHalf = float[1][kHalf8][4];
+
+  __device__ __forceinline__ WideConsumer(const BackwardArguments& arguments, typename Config::Smem& smem,
+                                          int group, int thread)
+      : arguments_(arguments),
+        smem_(smem),
+        work_(arguments.params.shape, arguments.column_tiles, arguments.heads_in_turns),
+        group_(group),
+        thread_(thread) {}
+
+  __device__ __forceinline__ void run() {
+    const BackwardParams& params = arguments_.params;
+    set_zero(dk_);
+    set_zero(dv_);
+    smem_.kv_full.wait(0);
+    const Step first = next_step();
+    if (first.tile >= 0) {
+      if (group_ == 0) {
+        weigh_steps(first);
+      } else {
+        differentiate_steps(first);
+      }
+    }
+    named_barrier_sync(kBothBarrier, 256);  // nobody reads K or V any more
+    if (params.dk.data != nullptr) {
+      store<typename Config::KTile>(dk_, smem_.k, &arguments_.dk, static_cast<float>(params.softmax_scale));
+    }
+    if (params.dv.data != nullptr) store<typename Config::VTile>(dv_, smem_.v, &arguments_.dv, 1.f);
+    if (thread_ == 0) bulk_wait_read();  // the block's shared memory must outlive its copies
+  }
+
+ private:
+  // Named barriers: 0 is __syncthreads; one for both consumers, one for each one's own threads, and those at
+  // which the one consumer waits until the other has stored P or dS.
+  static constexpr int kBothBarrier = 1;
+  static constexpr int kGroupBarrier = 2;
+  static constexpr int kWeightsBarrier = 4;
+  static constexpr int kDerivativesBarrier = 5;
+
+  // The consumer of P. P of a step is computed in the step before, under its dQ and the other's dP. When it
+  // is stored, all of this consumer's products of the step before are done, so the other may overwrite dS.
+  __device__ __forceinline__ void weigh_steps(Step step) {
+    const float scale = static_cast<float>(arguments_.params.softmax_scale * 1.4426950408889634);
+    Fragments p;
+    {
+      Scores s;
+      multiply_scores<typename Config::KTile, typename Config::QTile>(s, smem_.k, smem_.q[rows_.index]);
+      wgmma_wait<0>();
+      pin(flat(s));
+      weigh(s, scale, step);
+      round_fragments<Element>(s, p);
+    }
+    do {
+      const Stage<Config::kStages> stage = rows_;
+      const int tile = step.tile;
+      if (step.work & Config::kEmptyRows) clear_empty_rows(stage.index);
+      share(p, smem_.p[stage.index], kWeightsBarrier);
+      multiply_rows<typename Config::DoTile>(dv_, smem_.p[stage.index], smem_.dout[stage.index]);
+      named_barrier_sync(kDerivativesBarrier, 256);
+      multiply_rows<typename Config::QTile>(dk_, smem_.ds, smem_.q[stage.index]);
+      DqHalf first, second;
+      multiply_dq(first, 0);
+      look_for_turn(tile, stage);
+      rows_.advance();
+      step = next_step();
+      Scores s;
+      multiply_scores<typename Config::KTile, typename Config::QTile>(s, smem_.k, smem_.q[rows_.index]);
+      wgmma_wait<1>();
+      settle(first);
+      release(smem_.rows_empty[stage.index]);
+      add_dq(first, 0, tile);
+      multiply_dq(second, 1);
+      wgmma_wait<1>();
+      pin(flat(s));
+      weigh(s, scale, step);
+      round_fragments<Element>(s, p);
+      wgmma_wait_behind<0>(non_negative(p));
+      pin(flat(second));
+      add_dq(second, 1, tile);
+    } while (step.tile >= 0);
+  }
+
+  // The consumer of dS. Of a step's dP the difference to delta is in registers when the step begins.
+  __device__ __forceinline__ void differentiate_steps(Step step) {
+    Scores differences;
+    {
+      Scores dp;
+      if (step.work & Config::kEmptyRows) clear_empty_rows(rows_.index);
+      multiply_scores<typename Config::VTile, typename Config::DoTile>(dp, smem_.v, smem_.dout[rows_.index]);
+      wgmma_wait<0>();
+      pin(flat(dp));
+      subtract_delta(dp, differences);
+    }
+    do {
+      const Stage<Config::kStages> stage = rows_;
+      const int tile = step.tile;
+      named_barrier_sync(kWeightsBarrier, 256);
+      multiply_rows<typename Config::DoTile>(dv_, smem_.p[stage.index], smem_.dout[stage.index]);
+      Fragments ds;
+      multiply_weights(differences, smem_.p[stage.index], ds);
+      share(ds, smem_.ds, kDerivativesBarrier);
+      multiply_rows<typename Config::QTile>(dk_, smem_.ds, smem_.q[stage.index]);
+      DqHalf first, second;
+      multiply_dq(first, 0);
+      look_for_turn(tile, stage);
+      rows_.advance();
+      step = next_step();
+      Scores dp;
+      if (step.work & Config::kEmptyRows) clear_empty_rows(rows_.index);
+      multiply_scores<typename Config::VTile, typename Config::DoTile>(dp, smem_.v, smem_.dout[rows_.index]);
+      wgmma_wait<1>();
+      settle(first);
+      release(smem_.rows_empty[stage.index]);
+      add_dq(first, 0, tile);
+      multiply_dq(second, 1);
+      wgmma_wait<0>();
+      pin(flat(dp));
+      pin(flat(second));
+      add_dq(second, 1, tile);
+      subtract_delta(dp, differences);
+    } while (step.tile >= 0);
+  }
+
+  __device__ __forceinline__ void release(Barrier& barrier) {
+    __syncwarp();
+    if (thread_ % 32 == 0) barrier.arrive();
+  }
+
+  __device__ __forceinline__ Step next_step() {
+    smem_.rows_full[rows_.index].wait(rows_.parity);
+    return smem_.steps[rows_.index];
+  }
+
+  // After the wait for all products that accumulate, and for a half of dQ.
+  __device__ __forceinline__ void settle(DqHalf& dq) {
+    pin(flat(dq));
+    pin(flat(dk_));
+    pin(flat(dv_));
+  }
+
+  // Starts S^T = K Q^T or dP^T = V dO^T.
+  template <class KeyTile, class RowTile>
+  __device__ __forceinline__ void multiply_scores(Scores& scores, const char* keys, const char* rows) {
+    // Or the compiler keeps the descriptors of K or V, 16 of them, in registers.
+    const uint32_t a = KeyTile::columns_base(shared_address(keys) + sm80::varying_zero(rows_.index));
+    const uint32_t b = RowTile::columns_base(shared_address(rows));
+    pin(flat(scores));
+    wgmma_fence();
+#pragma unroll
+    for (int d = 0; d < KeyTile::kColumns / 16; ++d) {
+      ScoreProduct::ss(flat(scores), KeyTile::depth_columns(a, 0, d), RowTile::depth_columns(b, 0, d), d > 0);
+    }
+    wgmma_commit();
+  }
+
+  // Starts gradient += weights times this consumer's columns of a tile of rows: dV += P^T dO, dK += dS^T Q.
+  template <class Tile, int kCount>
+  __device__ __forceinline__ void multiply_rows(float (&gradient)[1][kCount][4], const char* weights,
+                                                const char* rows) {
+    const uint32_t a = WeightTile::columns_base(shared_address(weights));
+    const uint32_t b = Tile::rows_base(shared_address(rows));
+    pin(flat(gradient));
+    wgmma_fence();
+#pragma unroll
+    for (int i = 0; i < kM16; ++i) {
+      Wgmma<Element, 8 * kCount, true>::ss(flat(gradient), WeightTile::depth_columns(a, 0, i),
+                                           Tile::depth_rows(b, i, group_ * 8 * kCount), true);
+    }
+    wgmma_commit();
+  }
+
+  // Starts a half of this consumer's columns of dQ = dS K. A whole one would not leave the registers for what
+  // is to run beside it.
+  __device__ __forceinline__ void multiply_dq(DqHalf& dq, int half) {
+    const uint32_t a = WeightTile::rows_base(shared_address(smem_.ds));
+    const uint32_t b = Config::KTile::rows_base(shared_address(smem_.k));
+    const int column = group_ * Config::kDqColumns + half * 8 * kHalf8;
+    pin(flat(dq));
+    wgmma_fence();
+#pragma unroll
+    for (int j = 0; j < Config::kBlockN / 16; ++j) {
+      DqProduct::ss(flat(dq), WeightTile::depth_rows(a, j), Config::KTile::depth_rows(b, j, column), j > 0);
+    }
+    wgmma_commit();
+  }
+
+  // S^T to P^T. Masked elements are put to 0 last: before, which infinity stands for them would hang on the
+  // sign of the scale.
+  __device__ __forceinline__ void weigh(Scores& s, float scale, const Step& step) {
+#pragma unroll
+    for (int n = 0; n < kM8; ++n) {
+      const float2 lse = load_statistics(smem_.lse[rows_.index], n);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        s[0][n][2 * h] = exp2_approx(s[0][n][2 * h] * scale - lse.x);
+        s[0][n][2 * h + 1] = exp2_approx(s[0][n][2 * h + 1] * scale - lse.y);
+      }
+    }
+    clear_masked(s, step);
+  }
+
+  __device__ __forceinline__ void clear_masked(Scores& p, const Step& step) {
+    const int row0 = step.row + 2 * (thread_ % 4);
+    if constexpr (Config::kDense) {
+      if (step.tile < 0) return;
+      const Shape& shape = arguments_.params.shape;
+      const int head = step.tile / arguments_.rows.tiles % shape.heads_q;
+      clear_by_dense(p, dense_plane(arguments_.mask, shape, work_.batch, head), shape.seqlen_q,
+                     shape.seqlen_k, row0, int64_t{work_.column_tile} * Config::kBlockN + lane_key());
+    } else {
+#pragma unroll 1
+      for (uint32_t touching = step.work & kSlotBits; touching != 0; touching &= touching - 1) {
+        const int slot = __ffs(static_cast<int>(touching)) - 1;
+        clear_by_slot(p, step.work, slot, smem_.slots[rows_.index][slot] + lane_key(), row0);
+      }
+    }
+  }
+
+  // dS^T = P^T (dP^T - delta) in two parts: what needs no P comes early.
+  __device__ __forceinline__ void subtract_delta(const Scores& dp, Scores& differences) {
+#pragma unroll
+    for (int n = 0; n < kM8; ++n) {
+      const float2 delta = load_statistics(smem_.delta[rows_.index], n);
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        differences[0][n][2 * h] = dp[0][n][2 * h] - delta.x;
+        differences[0][n][2 * h + 1] = dp[0][n][2 * h + 1] - delta.y;
+      }
+    }
+  }
+
+  // P is the other consumer's, rounded, in shared memory.
+  __device__ __forceinline__ void multiply_weights(Scores& differences, const char* p, Fragments& ds) {
+#pragma unroll
+    for (int i = 0; i < kM16; ++i) {
+      uint32_t packed[4];
+      sm80::ldmatrix_x4(packed, shared_address(p) + matrix_offset(i));
+#pragma unroll
+      for (int e = 0; e < 4; ++e) {
+        const float2 weights = unpack<Element>(packed[e]);
+        const float* difference = &differences[0][2 * i + e / 2][e % 2 * 2];
+        ds[i][e] = pack<Element>(weights.x * difference[0], weights.y * difference[1]);
+      }
+    }
+  }
+
+  // This lane's first row of S^T within the column tile: a key.
+  __device__ __forceinline__ int lane_key() const { return thread_ / 32 * 16 + thread_ % 32 / 4; }
+
+  // Where a WeightTile has the 16 bytes that this lane names of a warp's 16 keys and queries 16i .. 16i + 15.
+  __device__ __forceinline__ int matrix_offset(int i) const {
+    const int lane = thread_ % 32;
+    return WeightTile::offset(thread_ / 32 * 16 + lane % 16, 2 * i + lane / 16);
+  }
+
+  // Stores P^T or dS^T (rows are keys, columns queries) for this consumer's products and, past `barrier`, for
+  // the other's.
+  __device__ __forceinline__ void share(const Fragments& weights, char* tile, int barrier) {
+#pragma unroll
+    for (int i = 0; i < kM16; ++i) store_matrices(tile + matrix_offset(i), weights[i]);
+    fence_async_shared();
+    named_barrier_arrive(barrier, 256);
+    named_barrier_sync(kGroupBarrier + group_, 128);
+  }
+
+  // What comes in for a row that sees no key must not come out, even if it is not finite (and times P = 0 is
+  // NaN).
+  __device__ __forceinline__ void clear_empty_rows(int stage) {
+    constexpr int kChunks = Config::kHeadDimV / 8;
+#pragma unroll 1
+    for (int first = 0; first < Config::kBlockM * kChunks; first += 256) {  // as often for all threads
+      const int row = (first + group_ * 128 + thread_) / kChunks, chunk = thread_ % kChunks;
+      if (smem_.lse[stage][row] == INFINITY) {
+        *reinterpret_cast<int4*>(smem_.dout[stage] + Config::DoTile::offset(row, chunk)) = {0, 0, 0, 0};
+      }
+    }
+    fence_async_shared();
+    named_barrier_sync(kBothBarrier, 256);
+  }
+
+  __device__ __forceinline__ int32_t* turn_of(int tile) const {
+    return arguments_.dq_turn + int64_t{tile} * Config::kConsumers + group_;
+  }
+
+  // In deterministic order: finds out, before the step's stage is released, when dQ may be added.
+  __device__ __forceinline__ void look_for_turn(int tile, const Stage<Config::kStages>& stage) {
+    if constexpr (Config::kDeterministic) {
+      smem_.turns_full[stage.index].wait(stage.parity);
+      turn_expected_ = smem_.turns[stage.index];
+      turn_seen_ = load_turn(turn_of(tile));
+    }
+  }
+
+  // Adds a half of this consumer's columns of a row tile's dQ to the workspace, the first half first.
+  __device__ __forceinline__ void add_dq(const DqHalf& dq, int half, int tile) {
+    if (arguments_.params.dq.data == nullptr) return;
+    if (Config::kDeterministic && half == 0) wait_for_turn(turn_of(tile), turn_seen_, turn_expected_);
+    float* part = arguments_.dq + int64_t{tile} * DqWorkspace<Config>::kTileFloats;
+    const int warp = group_ * 4 + thread_ / 32;
+#pragma unroll
+    for (int n = 0; n < kHalf8; ++n) {
+      sm80::reduce_add_fragment(part + DqWorkspace<Config>::fragment_offset(warp, 0, half * kHalf8 + n),
+                                dq[0][n], thread_ % 32);
+    }
+    if (Config::kDeterministic && half == 1) {
+      named_barrier_sync(kGroupBarrier + group_, 128);
+      if (thread_ == 0) pass_turn(turn_of(tile), work_.column_tile);
+    }
+  }
+
+  // This consumer's columns of a gradient, through shared memory, to the tensor.
+  template <class Tile, int kCount>
+  __device__ __forceinline__ void store(const float (&gradient)[1][kCount][4], char* shared,
+                                        const CUtensorMap* map, float factor) {
+    constexpr int kPanels = Tile::kPanels / Config::kConsumers;
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const int offset = Tile::offset(lane_key() + 8 * h, group_ * kCount + n) + thread_ % 4 * 4;
+        *reinterpret_cast<uint32_t*>(shared + offset) =
+            pack<Element>(gradient[0][n][2 * h] * factor, gradient[0][n][2 * h + 1] * factor);
+      }
+    }
+    fence_async_shared();
+    named_barrier_sync(kGroupBarrier + group_, 128);
+    if (thread_ == 0) {
+      for (int panel = group_ * kPanels; panel < (group_ + 1) * kPanels; ++panel) {
+        tma_store(map, shared + panel * Tile::kPanelBytes, panel * 64, work_.column_tile * Config::kBlockN,
+                  work_.head_k, work_.batch);
+      }
+      bulk_commit();
+    }
+  }
+
+  const BackwardArguments& arguments_;
+  typename Config::Smem& smem_;
+  BlockPlace work_;
+  int group_;
+  int thread_;
+  Stage<Config::kStages> rows_;
+  int32_t turn_expected_ = 0, turn_seen_ = 0;  // of the row tile whose dQ is in registers
+  float dk_[1][kDk8][4], dv_[1][kDv8][4];
+};
+
+}  // namespace flashmask::sm90
