@@ -36,8 +36,8 @@ struct WideBackwardConfig {
   static_assert(kStages == 2, "P is overwritten two steps later, when the step before is known to be over");
   static_assert(kDqColumns % 128 == 0, "half of a consumer's columns of K are whole panels");
   static_assert(kDvColumns % 64 == 0, "a consumer's columns of dO are whole panels");
-  static_assert(kBlockM * kHeadDimV / 8 % 256 == 0 && 256 % (kHeadDimV / 8) == 0,
-                "dO is cleared in whole rows");
+  static_assert(128 % (kHeadDimV / 8) == 0 && kBlockM * kHeadDimV / 8 % 256 == 0,
+                "the consumers clear whole rows of dO, all threads as often");
 
   using QTile = Operand<kBlockM, kHeadDim>;
   using DoTile = Operand<kBlockM, kHeadDimV>;
@@ -129,31 +129,29 @@ class WideConsumer {
 
   // The consumer of P. P of a step is computed in the step before, under its dQ and the other's dP. When it
   // is stored, all of this consumer's products of the step before are done, so the other may overwrite dS.
+  //
+  // Here as there ptxas lets no product be in flight from one turn to the next, nor where the loop is left:
+  // it is left after a look at the step that ends the list, of which S (or dP) is computed and of no use.
   __device__ __forceinline__ void weigh_steps(Step step) {
     const float scale = static_cast<float>(arguments_.params.softmax_scale * 1.4426950408889634);
+    Scores s;
+    multiply_scores<typename Config::KTile, typename Config::QTile>(s, smem_.k, smem_.q[rows_.index]);
+    wgmma_wait<0>();
     Fragments p;
-    {
-      Scores s;
-      multiply_scores<typename Config::KTile, typename Config::QTile>(s, smem_.k, smem_.q[rows_.index]);
-      wgmma_wait<0>();
-      pin(flat(s));
-      weigh(s, scale, step);
-      round_fragments<Element>(s, p);
-    }
-    do {
+    weigh(s, scale, step, p);
+    multiply_p(p, step);
+    wgmma_wait<0>();
+    while (true) {
       const Stage<Config::kStages> stage = rows_;
       const int tile = step.tile;
-      if (step.work & Config::kEmptyRows) clear_empty_rows(stage.index);
-      share(p, smem_.p[stage.index], kWeightsBarrier);
-      multiply_rows<typename Config::DoTile>(dv_, smem_.p[stage.index], smem_.dout[stage.index]);
+      pin(flat(dv_));
       named_barrier_sync(kDerivativesBarrier, 256);
-      multiply_rows<typename Config::QTile>(dk_, smem_.ds, smem_.q[stage.index]);
       DqHalf first, second;
+      multiply_rows<typename Config::QTile>(dk_, smem_.ds, smem_.q[stage.index]);
       multiply_dq(first, 0);
       look_for_turn(tile, stage);
       rows_.advance();
       step = next_step();
-      Scores s;
       multiply_scores<typename Config::KTile, typename Config::QTile>(s, smem_.k, smem_.q[rows_.index]);
       wgmma_wait<1>();
       settle(first);
@@ -161,54 +159,76 @@ class WideConsumer {
       add_dq(first, 0, tile);
       multiply_dq(second, 1);
       wgmma_wait<1>();
-      pin(flat(s));
-      weigh(s, scale, step);
-      round_fragments<Element>(s, p);
+      weigh(s, scale, step, p);
       wgmma_wait_behind<0>(non_negative(p));
       pin(flat(second));
+      if (step.tile < 0) {
+        add_dq(second, 1, tile);
+        return;
+      }
+      multiply_p(p, step);
       add_dq(second, 1, tile);
-    } while (step.tile >= 0);
+      wgmma_wait<0>();
+    }
   }
 
-  // The consumer of dS. Of a step's dP the difference to delta is in registers when the step begins.
+  // The consumer of dS. Of dP only the difference to delta is kept.
   __device__ __forceinline__ void differentiate_steps(Step step) {
-    Scores differences;
-    {
-      Scores dp;
-      if (step.work & Config::kEmptyRows) clear_empty_rows(rows_.index);
-      multiply_scores<typename Config::VTile, typename Config::DoTile>(dp, smem_.v, smem_.dout[rows_.index]);
-      wgmma_wait<0>();
-      pin(flat(dp));
-      subtract_delta(dp, differences);
-    }
-    do {
+    Scores dp, differences;
+    start_dp(dp, step);
+    wgmma_wait<0>();
+    subtract_delta(dp, differences);
+    multiply_p_and_differentiate(differences);
+    wgmma_wait<0>();
+    while (true) {
       const Stage<Config::kStages> stage = rows_;
       const int tile = step.tile;
-      named_barrier_sync(kWeightsBarrier, 256);
-      multiply_rows<typename Config::DoTile>(dv_, smem_.p[stage.index], smem_.dout[stage.index]);
-      Fragments ds;
-      multiply_weights(differences, smem_.p[stage.index], ds);
-      share(ds, smem_.ds, kDerivativesBarrier);
-      multiply_rows<typename Config::QTile>(dk_, smem_.ds, smem_.q[stage.index]);
+      pin(flat(dv_));
       DqHalf first, second;
+      multiply_rows<typename Config::QTile>(dk_, smem_.ds, smem_.q[stage.index]);
       multiply_dq(first, 0);
       look_for_turn(tile, stage);
       rows_.advance();
       step = next_step();
-      Scores dp;
-      if (step.work & Config::kEmptyRows) clear_empty_rows(rows_.index);
-      multiply_scores<typename Config::VTile, typename Config::DoTile>(dp, smem_.v, smem_.dout[rows_.index]);
+      start_dp(dp, step);
       wgmma_wait<1>();
       settle(first);
       release(smem_.rows_empty[stage.index]);
       add_dq(first, 0, tile);
       multiply_dq(second, 1);
       wgmma_wait<0>();
-      pin(flat(dp));
-      pin(flat(second));
-      add_dq(second, 1, tile);
       subtract_delta(dp, differences);
-    } while (step.tile >= 0);
+      pin(flat(second));
+      if (step.tile < 0) {
+        add_dq(second, 1, tile);
+        return;
+      }
+      multiply_p_and_differentiate(differences);
+      add_dq(second, 1, tile);
+      wgmma_wait<0>();
+    }
+  }
+
+  // P of the step at hand to all who need it; starts dV += P^T dO.
+  __device__ __forceinline__ void multiply_p(const Fragments& p, const Step& step) {
+    if (step.work & Config::kEmptyRows) clear_empty_rows(rows_.index);
+    share(p, smem_.p[rows_.index], kWeightsBarrier);
+    multiply_rows<typename Config::DoTile>(dv_, smem_.p[rows_.index], smem_.dout[rows_.index]);
+  }
+
+  // Starts dV += P^T dO once the other consumer has stored P; dS under it.
+  __device__ __forceinline__ void multiply_p_and_differentiate(const Scores& differences) {
+    named_barrier_sync(kWeightsBarrier, 256);
+    multiply_rows<typename Config::DoTile>(dv_, smem_.p[rows_.index], smem_.dout[rows_.index]);
+    Fragments ds;
+    multiply_weights(differences, smem_.p[rows_.index], ds);
+    share(ds, smem_.ds, kDerivativesBarrier);
+  }
+
+  // Starts dP^T = V dO^T of the step at hand.
+  __device__ __forceinline__ void start_dp(Scores& dp, const Step& step) {
+    if (step.work & Config::kEmptyRows) clear_empty_rows(rows_.index);
+    multiply_scores<typename Config::VTile, typename Config::DoTile>(dp, smem_.v, smem_.dout[rows_.index]);
   }
 
   __device__ __forceinline__ void release(Barrier& barrier) {
@@ -274,9 +294,10 @@ class WideConsumer {
     wgmma_commit();
   }
 
-  // S^T to P^T. Masked elements are put to 0 last: before, which infinity stands for them would hang on the
-  // sign of the scale.
-  __device__ __forceinline__ void weigh(Scores& s, float scale, const Step& step) {
+  // S^T, which is complete, to P^T. Masked elements are put to 0 last: before, which infinity stands for them
+  // would hang on the sign of the scale.
+  __device__ __forceinline__ void weigh(Scores& s, float scale, const Step& step, Fragments& p) {
+    pin(flat(s));
 #pragma unroll
     for (int n = 0; n < kM8; ++n) {
       const float2 lse = load_statistics(smem_.lse[rows_.index], n);
@@ -287,6 +308,7 @@ class WideConsumer {
       }
     }
     clear_masked(s, step);
+    round_fragments<Element>(s, p);
   }
 
   __device__ __forceinline__ void clear_masked(Scores& p, const Step& step) {
@@ -306,8 +328,10 @@ class WideConsumer {
     }
   }
 
-  // dS^T = P^T (dP^T - delta) in two parts: what needs no P comes early.
-  __device__ __forceinline__ void subtract_delta(const Scores& dp, Scores& differences) {
+  // dS^T = P^T (dP^T - delta) in two parts: what needs no P comes early. (It also has to leave dP's
+  // registers: ptxas lets no accumulator be read between the start of another product and its own.)
+  __device__ __forceinline__ void subtract_delta(Scores& dp, Scores& differences) {
+    pin(flat(dp));
 #pragma unroll
     for (int n = 0; n < kM8; ++n) {
       const float2 delta = load_statistics(smem_.delta[rows_.index], n);
@@ -320,7 +344,7 @@ class WideConsumer {
   }
 
   // P is the other consumer's, rounded, in shared memory.
-  __device__ __forceinline__ void multiply_weights(Scores& differences, const char* p, Fragments& ds) {
+  __device__ __forceinline__ void multiply_weights(const Scores& differences, const char* p, Fragments& ds) {
 #pragma unroll
     for (int i = 0; i < kM16; ++i) {
       uint32_t packed[4];
