@@ -33,12 +33,14 @@ TILES = {
     ),
     ("sm90", "forward"): ("consumers", "block_n", "stages", "ordered", "flat"),
     ("sm90", "backward"): ("block_m", "stages", "direct_dq", "v_in_registers"),
+    ("sm90", "wide_backward"): ("block_m", "stages"),
 }
 FLAGS = {
     ("sm80", "forward"): ("dropout", "dense"),
     ("sm80", "backward"): ("dropout", "deterministic", "dense"),
     ("sm90", "forward"): ("dense", "split"),
     ("sm90", "backward"): ("deterministic", "dense"),
+    ("sm90", "wide_backward"): ("deterministic", "dense"),
 }
 KINDS = ("forward", "backward")
 ARCHITECTURES = ("sm80", "sm90")
@@ -66,6 +68,12 @@ class Unit:
         return f"{self.architecture}_{self.name}.cu"
 
 
+def template_of(architecture: str, kind: str, head_dims: tuple[int, int]) -> tuple[str, str]:
+    """Which Config template a kernel is made of, a key of TILES: Hopper's backward has two."""
+    wide = (architecture, kind) == ("sm90", "backward") and max(head_dims) > 128
+    return architecture, f"wide_{kind}" if wide else kind
+
+
 def flags_of(key: tuple[str, str], variant: str) -> tuple[str, ...]:
     """The Config template's boolean arguments for a variant such as ``dropout+deterministic``."""
     wanted = set() if variant == "plain" else set(variant.split("+"))
@@ -82,19 +90,17 @@ def entries(config: dict[str, Any]) -> dict[Unit, list[str]]:
     for architecture in ARCHITECTURES:
         kinds = config[architecture]
         for kind, kernels in kinds.items():
-            key = (architecture, kind)
-            if key not in TILES:
-                raise ValueError(f"unknown kernels {key}; known: {', '.join(map(str, TILES))}")
+            if kind not in KINDS:
+                raise ValueError(f"{architecture}: unknown kernels {kind}; known: {', '.join(KINDS)}")
             for kernel in kernels:
                 if set(kernel) != {"head_dim", "tiles", "variants"}:
                     raise ValueError(
                         f"{architecture}.{kind}: keys are head_dim, tiles, variants; got {sorted(kernel)}"
                     )
-                if set(kernel["tiles"]) != set(TILES[key]):
-                    raise ValueError(
-                        f"{architecture}.{kind}: tiles are {TILES[key]}; got {sorted(kernel['tiles'])}"
-                    )
                 d, dv = kernel["head_dim"]
+                key = template_of(architecture, kind, (d, dv))
+                if set(kernel["tiles"]) != set(TILES[key]):
+                    raise ValueError(f"{key}: tiles are {TILES[key]}; got {sorted(kernel['tiles'])}")
                 numbers = [d, dv, *(kernel["tiles"][name] for name in TILES[key])]
                 for dtype in dtypes:
                     unit = units.setdefault(Unit(architecture, kind, (d, dv), dtype), [])
@@ -107,10 +113,10 @@ def entries(config: dict[str, Any]) -> dict[Unit, list[str]]:
 def source(unit: Unit, kernels: list[str]) -> str:
     """The text of one unit."""
     title = unit.kind.capitalize()
-    wide = (unit.architecture, unit.kind) == ("sm90", "backward") and max(unit.head_dims) > 128
-    template = f"{'Wide' if wide else ''}{title}Config"
+    _, template = template_of(unit.architecture, unit.kind, unit.head_dims)
+    config = f"{template.title().replace('_', '')}Config"
     lines = [
-        f"    describe_{unit.kind}<{template}<{kernel}>>({DTYPES[unit.dtype][1]}),\n" for kernel in kernels
+        f"    describe_{unit.kind}<{config}<{kernel}>>({DTYPES[unit.dtype][1]}),\n" for kernel in kernels
     ]
     return (
         f'{NOTE}#include "{unit.architecture}/{unit.kind}_launch.cuh"\n\n'

@@ -5,10 +5,10 @@ namespace flashmask::sm90 {
 
 extern const BackwardKernel backward_d256_128_bf16[4];
 const BackwardKernel backward_d256_128_bf16[4] = {
-    describe_backward<WideBackwardConfig<__nv_bfloat16, 256, 128, 64, 2, 1, false, false>>(DType::kBFloat16),
-    describe_backward<WideBackwardConfig<__nv_bfloat16, 256, 128, 64, 2, 1, false, true>>(DType::kBFloat16),
-    describe_backward<WideBackwardConfig<__nv_bfloat16, 256, 128, 64, 2, 1, true, false>>(DType::kBFloat16),
-    describe_backward<WideBackwardConfig<__nv_bfloat16, 256, 128, 64, 2, 1, true, true>>(DType::kBFloat16),
+    describe_backward<WideBackwardConfig<__nv_bfloat16, 256, 128, 64, 2, false, false>>(DType::kBFloat16),
+    describe_backward<WideBackwardConfig<__nv_bfloat16, 256, 128, 64, 2, false, true>>(DType::kBFloat16),
+    describe_backward<WideBackwardConfig<__nv_bfloat16, 256, 128, 64, 2, true, false>>(DType::kBFloat16),
+    describe_backward<WideBackwardConfig<__nv_bfloat16, 256, 128, 64, 2, true, true>>(DType::kBFloat16),
 };
 
 }  // namespace flashmask::sm90

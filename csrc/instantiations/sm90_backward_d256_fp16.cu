@@ -5,10 +5,10 @@ namespace flashmask::sm90 {
 
 extern const BackwardKernel backward_d256_fp16[4];
 const BackwardKernel backward_d256_fp16[4] = {
-    describe_backward<WideBackwardConfig<__half, 256, 256, 64, 2, 1, false, false>>(DType::kFloat16),
-    describe_backward<WideBackwardConfig<__half, 256, 256, 64, 2, 1, false, true>>(DType::kFloat16),
-    describe_backward<WideBackwardConfig<__half, 256, 256, 64, 2, 1, true, false>>(DType::kFloat16),
-    describe_backward<WideBackwardConfig<__half, 256, 256, 64, 2, 1, true, true>>(DType::kFloat16),
+    describe_backward<WideBackwardConfig<__half, 256, 256, 64, 2, false, false>>(DType::kFloat16),
+    describe_backward<WideBackwardConfig<__half, 256, 256, 64, 2, false, true>>(DType::kFloat16),
+    describe_backward<WideBackwardConfig<__half, 256, 256, 64, 2, true, false>>(DType::kFloat16),
+    describe_backward<WideBackwardConfig<__half, 256, 256, 64, 2, true, true>>(DType::kFloat16),
 };
 
 }  // namespace flashmask::sm90

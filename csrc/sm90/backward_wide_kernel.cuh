@@ -12,8 +12,8 @@ namespace flashmask::sm90 {
 template <class Config>
 class WideConsumer;
 
-template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, int kDirectDq_,
-          bool kDeterministic_, bool kDense_>
+template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, bool kDeterministic_,
+          bool kDense_>
 struct WideBackwardConfig {
   using Element = Element_;
   using Consumer = WideConsumer<WideBackwardConfig>;
@@ -31,7 +31,6 @@ struct WideBackwardConfig {
   static constexpr bool kDqByRows = false;
   static constexpr int kDqColumns = kHeadDim / kConsumers;
   static constexpr int kDvColumns = kHeadDimV / kConsumers;
-  static_assert(kDirectDq_ == 1, "dQ is added from registers");
   static_assert(kBlockM == 64, "a row tile of dQ has a warpgroup's 64 rows");
   static_assert(kStages == 2, "P is overwritten two steps later, when the step before is known to be over");
   static_assert(kDqColumns % 128 == 0, "half of a consumer's columns of K are whole panels");
