@@ -5,11 +5,11 @@
 #pragma once
 
 #include "common/block_place.cuh"
-#include "common/mask_fragment.cuh"
 #include "common/ordered_add.cuh"
 #include "common/row_runs.cuh"
 #include "common/softmax.cuh"
 #include "sm80/backward_rows.cuh"
+#include "sm90/column_fragments.cuh"
 #include "sm90/forward_kernel.cuh"
 #include "sm90/operand.cuh"
 #include "sm90/ptx.cuh"
@@ -321,18 +321,6 @@ class ColumnConsumer {
   static constexpr int kBothBarrier = 1;
   static constexpr int kGroupBarrier = 2;
 
-  template <int kCount>
-  static __device__ __forceinline__ float (&flat(float (&fragments)[1][kCount][4]))
-      [kCount * 4] { return reinterpret_cast<float (&)[kCount * 4]>(fragments); }
-
-  template <int kCount>
-  static __device__ __forceinline__ void set_zero(float (&fragments)[1][kCount][4]) {
-#pragma unroll
-    for (int n = 0; n < kCount; ++n)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) fragments[0][n][e] = 0.f;
-  }
-
   __device__ __forceinline__ void release(Barrier& barrier) {
     __syncwarp();
     if (thread_ % 32 == 0) barrier.arrive();
@@ -367,14 +355,14 @@ class ColumnConsumer {
     load_statistics(statistics, smem_.lse[stage]);
     weigh(s, statistics, step);
     Fragments p, ds;
-    round(s, p);
+    round_fragments<Element>(s, p);
     const uint32_t settled = non_negative(p);
     multiply_rows<DvProduct, typename Config::DoTile>(dv_, p, smem_.dout[stage]);
     wgmma_wait_behind<1>(settled);
     pin(flat(dp));
     load_statistics(statistics, smem_.delta[stage]);
     differentiate(p, statistics, dp);
-    round(dp, ds);
+    round_fragments<Element>(dp, ds);
     multiply_rows<DkProduct, typename Config::QTile>(dk_, ds, smem_.q[stage]);
     store_ds(ds, smem_.ds[stage]);
     if (!Config::kDirectDq && thread_ == 0) bulk_wait_read();  // of dQ of the step before
@@ -430,7 +418,7 @@ class ColumnConsumer {
   static __device__ __forceinline__ void load_statistics(Statistics& statistics, const float* rows) {
 #pragma unroll
     for (int n = 0; n < kM8; ++n) {
-      statistics[n] = *reinterpret_cast<const float2*>(rows + 8 * n + 2 * (threadIdx.x % 4));
+      statistics[n] = load_statistic(rows, n);
     }
   }
 
@@ -528,27 +516,9 @@ class ColumnConsumer {
     }
   }
 
-  // Something of every rounded weight that has no sign bit, as weights have none.
-  static __device__ __forceinline__ uint32_t non_negative(const Fragments& p) {
-    uint32_t any = 0;
-#pragma unroll
-    for (int i = 0; i < kM16; ++i)
-#pragma unroll
-      for (int e = 0; e < 4; ++e) any |= p[i][e];
-    return any;
-  }
-
   // This lane's first row of S^T within the column tile: a key.
   __device__ __forceinline__ int lane_key() const {
     return group_ * 64 + thread_ / 32 * 16 + thread_ % 32 / 4;
-  }
-
-  static __device__ __forceinline__ void round(const float (&values)[1][kM8][4], Fragments& fragments) {
-#pragma unroll
-    for (int n = 0; n < kM8; ++n) {
-      fragments[n / 2][n % 2 * 2] = pack<Element>(values[0][n][0], values[0][n][1]);
-      fragments[n / 2][n % 2 * 2 + 1] = pack<Element>(values[0][n][2], values[0][n][3]);
-    }
   }
 
   // What comes in for a row that sees no key must not come out, even if it is not finite (and times P = 0 is
@@ -565,41 +535,18 @@ class ColumnConsumer {
     named_barrier_sync(kBothBarrier, 256);
   }
 
-  __device__ __forceinline__ void clear_masked(float (&p)[1][kM8][4], const typename Config::Step& step) {
+  __device__ __forceinline__ void clear_masked(Scores& p, const typename Config::Step& step) {
     const int row0 = step.row + 2 * (thread_ % 4);
     if constexpr (Config::kDense) {
       const Shape& shape = arguments_.params.shape;
       const int head = step.tile / arguments_.rows.tiles % shape.heads_q;
-      const uint8_t* dense = dense_plane(arguments_.mask, shape, work_.batch, head);
-      const int64_t key0 = int64_t{work_.column_tile} * Config::kBlockN + lane_key();
-#pragma unroll
-      for (int n = 0; n < kM8; ++n) {
-#pragma unroll
-        for (int e = 0; e < 4; ++e) {
-          const int64_t row = row0 + 8 * n + e % 2, key = key0 + 8 * (e / 2);
-          const bool visible =
-              row < shape.seqlen_q && key < shape.seqlen_k && dense[row * shape.seqlen_k + key] != 0;
-          if (!visible) p[0][n][e] = 0.f;
-        }
-      }
+      clear_by_dense(p, dense_plane(arguments_.mask, shape, work_.batch, head), shape.seqlen_q,
+                     shape.seqlen_k, row0, int64_t{work_.column_tile} * Config::kBlockN + lane_key());
     } else {
 #pragma unroll 1
       for (uint32_t touching = step.work & kSlotBits; touching != 0; touching &= touching - 1) {
-        const int index = __ffs(static_cast<int>(touching)) - 1;
-        const Slot* slots = smem_.slots[rows_.index][index] + lane_key();
-        const Slot pair[2] = {slots[0], slots[8]};
-        with_ends(step.work, index, [&](auto starts, auto ends) {
-#pragma unroll
-          for (int n = 0; n < kM8; ++n) {
-#pragma unroll
-            for (int e = 0; e < 4; ++e) {
-              const Slot& slot = pair[e / 2];
-              if (masks_row<decltype(starts)::value, decltype(ends)::value>(slot.start, slot.end,
-                                                                            row0 + 8 * n + e % 2))
-                p[0][n][e] = 0.f;
-            }
-          }
-        });
+        const int slot = __ffs(static_cast<int>(touching)) - 1;
+        clear_by_slot(p, step.work, slot, smem_.slots[rows_.index][slot] + lane_key(), row0);
       }
     }
   }

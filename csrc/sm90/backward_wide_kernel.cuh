@@ -299,7 +299,7 @@ class WideConsumer {
     pin(flat(s));
 #pragma unroll
     for (int n = 0; n < kM8; ++n) {
-      const float2 lse = load_statistics(smem_.lse[rows_.index], n);
+      const float2 lse = load_statistic(smem_.lse[rows_.index], n);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         s[0][n][2 * h] = exp2_approx(s[0][n][2 * h] * scale - lse.x);
@@ -333,7 +333,7 @@ class WideConsumer {
     pin(flat(dp));
 #pragma unroll
     for (int n = 0; n < kM8; ++n) {
-      const float2 delta = load_statistics(smem_.delta[rows_.index], n);
+      const float2 delta = load_statistic(smem_.delta[rows_.index], n);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         differences[0][n][2 * h] = dp[0][n][2 * h] - delta.x;

@@ -44,7 +44,7 @@ __device__ __forceinline__ uint32_t non_negative(const uint32_t (&weights)[kM16]
 }
 
 // The lse or delta of this lane's two queries among the eight from 8n on.
-__device__ __forceinline__ float2 load_statistics(const float* rows, int n) {
+__device__ __forceinline__ float2 load_statistic(const float* rows, int n) {
   return *reinterpret_cast<const float2*>(rows + 8 * n + 2 * (threadIdx.x % 4));
 }
 
@@ -70,8 +70,7 @@ __device__ __forceinline__ void clear_by_slot(float (&weights)[1][kM8][4], uint3
 // The same of what the dense matrix [Sq, Sk] masks; here row0 and key0 count from its origin.
 template <int kM8>
 __device__ __forceinline__ void clear_by_dense(float (&weights)[1][kM8][4], const uint8_t* dense,
-                                               int64_t seqlen_q, int64_t seqlen_k, int64_t row0,
-                                               int64_t key0) {
+                                               int64_t seqlen_q, int64_t seqlen_k, int row0, int64_t key0) {
 #pragma unroll
   for (int n = 0; n < kM8; ++n) {
 #pragma unroll
