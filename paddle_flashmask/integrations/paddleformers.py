@@ -194,7 +194,13 @@ def features(packed: PackedSequences) -> list[dict[str, NDArray[Any]]]:
 
 
 def collate(samples: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
-    """A data collator for PaddleFormers' trainers: stacks `features`, whose lengths are equal."""
+    """A data collator for PaddleFormers' trainers: stacks `features`, whose lengths are equal.
+
+    Raises:
+        ValueError: no sample.
+    """
+    if not samples:
+        raise ValueError("samples: expected at least one to make a batch of, got none")
     return {name: np.stack([sample[name] for sample in samples]) for name in samples[0]}
 
 

@@ -265,7 +265,12 @@ def collate(samples: list[dict[str, NDArray[Any]]]) -> dict[str, NDArray[Any]]:
 
     The rows of `response_indexs`, of which each sample has its own number, come one after another, each after
     the index of its sample in the batch.
+
+    Raises:
+        ValueError: no sample.
     """
+    if not samples:
+        raise ValueError("samples: expected at least one to make a batch of, got none")
     batch = {name: [sample[name] for sample in samples] for name in samples[0]}
     indexs = [np.insert(rows, 0, i, axis=1) for i, rows in enumerate(batch.pop("response_indexs", []))]
     stacked = {name: np.stack(arrays) for name, arrays in batch.items()}

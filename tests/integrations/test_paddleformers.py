@@ -234,6 +234,11 @@ def test_bad_names_are_refused(name, error):
         integration.register(name)
 
 
+def test_a_batch_of_no_samples_raises():
+    with pytest.raises(ValueError, match="samples: expected at least one to make a batch of, got none"):
+        integration.collate([])
+
+
 def test_versions(monkeypatch):
     with warnings.catch_warnings():
         warnings.simplefilter("error")

@@ -414,6 +414,11 @@ def test_generate_without_indices_still_works():
     np.testing.assert_array_equal(tokens.numpy(), expected.numpy())
 
 
+def test_a_batch_of_no_samples_raises():
+    with pytest.raises(ValueError, match="samples: expected at least one to make a batch of, got none"):
+        integration.collate([])
+
+
 def test_unknown_version_warns_once(monkeypatch):
     monkeypatch.setattr("paddlenlp.__version__", "9.9.9")
     with pytest.warns(UserWarning, match=r"PaddleNLP 9\.9\.9 is not tested"):
