@@ -21,11 +21,6 @@ from __future__ import annotations
 import argparse
 import csv
 import json
-import os
-import platform
-import subprocess
-from datetime import date
-from importlib.metadata import version
 from pathlib import Path
 from statistics import fmean
 from typing import Any
@@ -33,6 +28,7 @@ from typing import Any
 import finetune  # first: it silences PaddleNLP's imports
 import numpy as np
 from paddlenlp.utils.log import logger
+from training.provenance import provenance
 from training.report import Curves, draw_curves
 from training.runs import read_curve
 from training.samples import ByteTokenizer
@@ -150,11 +146,7 @@ def draw(path: Path, curves: dict[str, Curves]) -> None:
 
 PAGE = """# Convergence
 
-    {command}
-
-- date: {date}; commit: {commit}
-- machine: {machine}
-- versions: Python {python}, {versions}
+{provenance}
 
 Each task is trained for {steps} steps, four times from one seed: (a) through FlashMask, (b) through the same
 operator with a dense mask and no tile skipped, (c) through PaddleNLP's own dense attention, without this
@@ -186,32 +178,10 @@ def page(command: str, curves: dict[str, Curves], reports: dict[str, Any]) -> st
             f"| {max(difference(runs, 'flashmask', 'paddle')):.1e} "
             f"| {max(difference(runs, 'paddle', 'control')):.1e} | {rounding(reports[task]):.1e} |"
         )
-    git = ("git", "-C", str(ROOT))
-    changed = _output(*git, "status", "--porcelain", "--untracked-files=no")
     return PAGE.format(
-        command=command,
-        date=date.today().isoformat(),
-        commit=_output(*git, "rev-parse", "--short", "HEAD") + (" and changes" if changed else ""),
-        machine=_machine(),
-        python=platform.python_version(),
-        versions=", ".join(f"{name} {version(name)}" for name in ("paddlepaddle", "paddlenlp")),
+        provenance=provenance(command),
         steps=len(curves["sft"]["flashmask"]),
         rows="\n".join(rows),
-    )
-
-
-def _output(*command: str) -> str:
-    return subprocess.run(command, capture_output=True, text=True, check=False).stdout.strip()
-
-
-def _machine() -> str:
-    """How many processors this process may use, and their model."""
-    cpus = Path("/proc/cpuinfo").read_text().splitlines()
-    fields = dict(line.split(":", 1) for line in cpus if ":" in line)
-    fields = {key.strip(): value.strip() for key, value in fields.items()}
-    return (
-        f"{len(os.sched_getaffinity(0))} cores, {fields.get('model name', platform.machine())} "
-        f"(family {fields.get('cpu family', '?')}, model {fields.get('model', '?')})"
     )
 
 
