@@ -6,11 +6,12 @@ Model and samples are those of configs/sft_tiny.json, the attentions those that 
 step is forward and backward of one packed sequence, without an optimizer, and each case has a process of its
 own. Its memory is by how much the process grows in `STEPS` steps, at most, when it has built the model and
 taken a step of `WARM_UP` tokens: activations, the mask and what making it takes count; weights, their
-gradients and libraries do not. Its seconds are the median of all steps but the first, mask ready.
+gradients and libraries do not. Its seconds are the median of all steps but the first, mask ready. Everything
+may use every processor, by OMP_NUM_THREADS: by itself Paddle takes one and FlashMask's operator all.
 
 Losses through FlashMask and the dense mask must be the same bit for bit, and Paddle's within `ROUNDING`
 (relative), or the script fails. It writes training_memory.csv and .md to the output folder. Linux only. About
-3 minutes on 2 cores, and 6 GiB for Paddle's dense attention at 8,192 tokens.
+3 minutes on 2 cores, and 5 GiB for Paddle's dense attention at 8,192 tokens.
 """
 
 from __future__ import annotations
@@ -20,6 +21,7 @@ import contextlib
 import csv
 import math
 import multiprocessing
+import os
 import shlex
 import time
 from collections.abc import Iterator
@@ -116,6 +118,11 @@ def resident_bytes(key: str) -> int:
     return next(1024 * int(line.split()[1]) for line in lines if line.startswith(f"{key}:"))
 
 
+def processors() -> int:
+    """How many this process may use."""
+    return len(os.sched_getaffinity(0))
+
+
 def memory(rows: list[Row]) -> int:
     """Bytes of a case."""
     return max(row["bytes"] for row in rows)
@@ -142,10 +149,12 @@ PAGE = """# Memory and time of a training step
 
 Forward and backward of one packed sequence through the model of
 [configs/sft_tiny.json](../../configs/sft_tiny.json), float32, by the sequence's length and by attention, each
-in a process of its own. MiB: by how much the process grows at most, from {before:.0f} MiB with the model
-built and a short step taken. That counts activations, the mask and what making it takes, not weights and
-libraries. s: the median of {repetitions} steps after a first one, mask ready. Documents: how many the
-sequence holds. Skipped: the share of its 128 x 128 tiles that the mask hides whole.
+in a process of its own (OMP_NUM_THREADS={threads}).
+
+- MiB: by how much the process grows at most, from {before:.0f} MiB with the model built and a short step
+  taken. Activations, the mask and what making it takes count, weights and libraries do not.
+- s: the median of {repetitions} steps after a first one, mask ready.
+- documents: how many the sequence holds; skipped: the share of its 128 x 128 tiles that the mask hides whole.
 
 {table}
 
@@ -163,6 +172,7 @@ def page(command: str, rows: list[Row]) -> str:
     return PAGE.format(
         provenance=provenance(command),
         before=np.mean([row["bytes_before"] for row in rows]) / MIB,
+        threads=processors(),
         repetitions=STEPS - 1,
         table=table(rows),
         difference=max(abs(loss / losses[tokens, "flashmask"] - 1) for (tokens, _), loss in losses.items()),
@@ -195,6 +205,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--output", type=Path, default=Path("outputs/training_memory"))
     options = parser.parse_args(arguments)
     logger.set_level("ERROR")
+    os.environ["OMP_NUM_THREADS"] = str(processors())  # for the processes to come
     rows = list(measure_all(options.lengths))
     options.output.mkdir(parents=True, exist_ok=True)
     with (options.output / "training_memory.csv").open("w", newline="") as file:

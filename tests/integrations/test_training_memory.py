@@ -26,7 +26,8 @@ def read(path):
         ]
 
 
-def test_one_short_length(training_memory, tmp_path, capsys):
+def test_one_short_length(training_memory, tmp_path, monkeypatch, capsys):
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # to be as it was after the test
     assert training_memory.main(["--lengths", "512", "--output", str(tmp_path)]) == 0
     page = (tmp_path / "training_memory.md").read_text()
     assert page in capsys.readouterr().out
