@@ -58,3 +58,18 @@ def test_losses_that_differ_fail(training_memory, attention, error, good):
     rows = [{"tokens": 8, "attention": "flashmask", "loss": 1.0}]
     rows.append({"tokens": 8, "attention": attention, "loss": 1.0 + error})
     assert training_memory.agree(rows) is good
+
+
+def test_the_published_numbers_agree(training_memory):
+    """docs/results with itself, and docs/training.md with it."""
+    rows = read(DOCS / "results" / "training_memory.csv")
+    assert len(rows) == len(training_memory.LENGTHS) * len(training_memory.ATTENTION) * training_memory.STEPS
+    assert training_memory.agree(rows)
+    for row in rows:
+        row |= {name: int(row[name]) for name in ("tokens", "documents")}
+    table = training_memory.table(rows)
+    assert table in (DOCS / "results" / "training_memory.md").read_text(encoding="utf-8")
+    users_page = (DOCS / "training.md").read_text(encoding="utf-8")
+    for line in table.splitlines()[2:]:
+        cells = line.split(" | ")  # without what is skipped and the dense mask's
+        assert " | ".join([*cells[:2], *cells[3:5], *cells[7:]]) in users_page
