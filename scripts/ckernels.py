@@ -165,17 +165,17 @@ class Kernels:
     """The functions of a library built by scripts/build_kernels.py."""
 
     def __init__(self, library: Path | str):
-        self.library = ctypes.CDLL(str(library))
-        self.library.flashmask_cpu_isa.restype = ctypes.c_char_p
+        self.binary = ctypes.CDLL(str(library))
+        self.binary.flashmask_cpu_isa.restype = ctypes.c_char_p
 
     def isa(self) -> str:
         """Return the instruction set the CPU kernel chose."""
-        return self.library.flashmask_cpu_isa().decode()
+        return self.binary.flashmask_cpu_isa().decode()
 
     def exp(self, values: np.ndarray) -> np.ndarray:
         """Return exp(values) by the CPU kernel's own exponential; float32 or float64, any shape."""
         result = np.array(values, order="C")
-        self.library.flashmask_cpu_exp(
+        self.binary.flashmask_cpu_exp(
             DTYPES[result.dtype.name], ctypes.c_void_p(result.ctypes.data), ctypes.c_int64(result.size)
         )
         return result
@@ -212,7 +212,7 @@ class Kernels:
             softmax_scale=scale,
             num_threads=options.num_threads,
         )
-        self._call(self.library.flashmask_cpu_forward, params)
+        self._call(self.binary.flashmask_cpu_forward, params)
         return out, lse
 
     def backward(
@@ -253,7 +253,7 @@ class Kernels:
             softmax_scale=scale,
             num_threads=options.num_threads,
         )
-        self._call(self.library.flashmask_cpu_backward, params)
+        self._call(self.binary.flashmask_cpu_backward, params)
         return gradients
 
     @staticmethod

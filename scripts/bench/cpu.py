@@ -248,7 +248,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--library", type=Path, help="built by scripts/build_kernels.py; built if not given")
+    parser.add_argument(
+        "--library", dest="binary", type=Path, help="built by scripts/build_kernels.py; built if not given"
+    )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repetitions", type=int, default=5)
     parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results")
@@ -259,7 +261,7 @@ def main() -> None:
     import paddle
     import torch
 
-    kernels = Kernels(arguments.library or build_kernels.build_cpu(ROOT / "build"))
+    kernels = Kernels(arguments.binary or build_kernels.build_cpu(ROOT / "build"))
 
     data = Data()
     documents = {

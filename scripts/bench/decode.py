@@ -20,9 +20,8 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import kernel_calls
 import torch
-from kernel_calls import CudaLibrary, Options, forward_params
+from kernel_calls import CudaLibrary, Options, forward_params, library_path
 from measure import Clock, card_and_driver
 from torch.nn.attention import SDPBackend, sdpa_kernel
 from torch_attention import give_workspace
@@ -46,7 +45,7 @@ def main() -> None:
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--seconds", type=float, default=0.05, help="per job and shape")
     arguments = parser.parse_args()
-    libraries = {name: CudaLibrary(kernel_calls.library_path(), name) for name in ("cuda", "sm80")}
+    libraries = {name: CudaLibrary(library_path(), name) for name in ("cuda", "sm80")}
     clock = Clock()
     print(*card_and_driver(), f"D = {arguments.head_dim}")
     for batch, seqlen_q, seqlen_k in SHAPES:

@@ -91,7 +91,7 @@ class Methods:
         from torch_attention import Attention
 
         if name == "ours":
-            return Attention(self.device.library, sample.mask, self.device.name)
+            return Attention(self.device.binary, sample.mask, self.device.name)
         for key, array in token_arrays(sample).items():
             self.tokens[key].copy_(torch.from_numpy(array))
         if name == "flex":

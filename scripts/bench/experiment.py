@@ -8,12 +8,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-import ckernels
-import kernel_calls
 import measure
 import torch
 from cells import Run
 from provenance import make_run
+from torch_attention import load
 
 
 class Device:
@@ -22,12 +21,10 @@ class Device:
     def __init__(self, arguments: argparse.Namespace, command: str):
         self.name = arguments.device
         self.dtype = torch.float32 if self.name == "cpu" else torch.bfloat16
-        self.library: kernel_calls.CudaLibrary | ckernels.Kernels
+        self.binary = load(arguments.binary, arguments.kernels, self.name)
         if self.name == "cpu":
-            self.library = ckernels.Kernels(arguments.library)
             card, driver = platform.processor() or platform.machine(), "none"
         else:
-            self.library = kernel_calls.CudaLibrary(arguments.library, arguments.kernels)
             card, driver = measure.card_and_driver()
             self._flushed = torch.empty(measure.FLUSH_BYTES, dtype=torch.uint8, device="cuda")
         kernels = "cpu" if self.name == "cpu" else arguments.kernels

@@ -45,7 +45,9 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     parser.add_argument("--masks", nargs="+", default=list(MASKS), choices=MASKS)
     parser.add_argument("--lengths", nargs="+", type=int, default=list(LENGTHS))
     parser.add_argument("--seconds", type=float, default=0.1, help="per implementation and case")
-    parser.add_argument("--library", type=Path, default=ROOT / "build" / "libflashmask_cuda.so")
+    parser.add_argument(
+        "--library", dest="binary", type=Path, default=ROOT / "build" / "libflashmask_cuda.so"
+    )
     parser.add_argument("--csv", type=Path, default=ROOT / "docs" / "results" / "inference.csv")
     parser.add_argument("--markdown", type=Path, help="default: the CSV file's name, .md")
     parser.add_argument("--commit", help="recorded with the rows; by default git is asked")

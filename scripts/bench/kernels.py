@@ -89,7 +89,9 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     parser.add_argument(
         "--quick", action="store_true", help=f"8192 tokens, D=128, beside FA2, {QUICK_SECONDS} seconds each"
     )
-    parser.add_argument("--library", type=Path, default=ROOT / "build" / "libflashmask_cuda.so")
+    parser.add_argument(
+        "--library", dest="binary", type=Path, default=ROOT / "build" / "libflashmask_cuda.so"
+    )
     parser.add_argument("--csv", type=Path, help="default: docs/results/kernels_<kernels>.csv")
     parser.add_argument("--resume", action="store_true", help="leave out what the CSV file has")
     parser.add_argument("--commit", help="recorded with the rows; by default git is asked")

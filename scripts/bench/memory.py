@@ -151,7 +151,7 @@ class Experiment:
         from torch_attention import Attention
 
         if name == "ours":
-            return Attention(self.device.library, sample.mask, self.device.name)
+            return Attention(self.device.binary, sample.mask, self.device.name)
         if name == "dense":
             document = torch.from_numpy(token_arrays(sample)["document"]).to(self.device.name)
             visible = (document[:, None] == document).tril_()

@@ -17,7 +17,7 @@ from typing import Any
 from cells import ROOT, Run, hash_sources
 
 RESULTS = ROOT / "docs" / "results"
-UNRECORDED = ("csv", "markdown", "figure", "charts", "resume", "commit", "library")
+UNRECORDED = ("csv", "markdown", "figure", "charts", "resume", "commit", "binary")
 RUN_COLUMNS = [field.name for field in fields(Run)]
 
 
@@ -129,7 +129,7 @@ def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
     """Add the options that every experiment has; results are called ``name``."""
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: to try it out")
     parser.add_argument("--kernels", default="cuda", choices=["sm80", "sm90", "cuda"], help="cuda: the best")
-    parser.add_argument("--library", type=Path, help="default: build/libflashmask_<device>.so")
+    parser.add_argument("--library", dest="binary", type=Path, help="default: build/libflashmask_<device>.so")
     parser.add_argument("--commit", help="recorded with the rows; by default git is asked")
     parser.add_argument("--csv", type=Path, default=RESULTS / f"{name}.csv", help="default: %(default)s")
     parser.add_argument("--markdown", type=Path, help="default: the CSV file's name, .md")
@@ -143,7 +143,7 @@ def parse(parser: argparse.ArgumentParser, script: str) -> tuple[argparse.Namesp
     """Return the arguments, with paths filled in, and the command to record."""
     arguments = parser.parse_args()
     command = recorded_command(script, parser, arguments)
-    arguments.library = arguments.library or ROOT / "build" / f"libflashmask_{arguments.device}.so"
+    arguments.binary = arguments.binary or ROOT / "build" / f"libflashmask_{arguments.device}.so"
     in_docs = arguments.csv == parser.get_default("csv")
     images = ROOT / "docs" / "images" if in_docs else arguments.csv.parent
     arguments.figure = arguments.figure or images / arguments.csv.with_suffix(".png").name

@@ -44,7 +44,7 @@ class Bench:
     def __init__(self, arguments: argparse.Namespace, command: str, earlier: list[Row]):
         self.arguments = arguments
         self.earlier = earlier
-        self.library = CudaLibrary(arguments.library, arguments.kernels)
+        self.binary = CudaLibrary(arguments.binary, arguments.kernels)
         self.clock = Clock()
         card, driver = card_and_driver()
         self.run = make_run(arguments.kernels, card, driver, torch.__version__, command, arguments.commit)
@@ -122,9 +122,9 @@ class Bench:
         ours = self.arguments.kernels
         backward = "backward" in self.arguments.directions
         builders: dict[str, Callable[[], Job]] = {
-            ours: partial(own_job, self.library, mask, data, backward=backward),
-            deterministic(ours): partial(own_job, self.library, mask, data, deterministic=True),
-            batched(ours): partial(batched_job, self.library, data),
+            ours: partial(own_job, self.binary, mask, data, backward=backward),
+            deterministic(ours): partial(own_job, self.binary, mask, data, deterministic=True),
+            batched(ours): partial(batched_job, self.binary, data),
         }
         peers = {name: partial(PEERS[name].job, case, data, backward=backward) for name in self.peers}
         return builders | peers

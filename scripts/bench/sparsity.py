@@ -97,7 +97,7 @@ def run(arguments: argparse.Namespace, command: str) -> None:
         key = {"mask": sample.kind, "sample": number, "rho": sample.rho, **shape}
         if log.newest(**key):
             continue
-        attention = Attention(device.library, sample.mask, device.name)
+        attention = Attention(device.binary, sample.mask, device.name)
         out, lse = attention.forward(q, k, v)
         saved = (q, k, v, out, lse)
         if to_check:

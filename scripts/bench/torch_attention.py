@@ -35,7 +35,7 @@ class Attention:
     """Attention under one mask; call it with q, k, v ``[B, S, H, D]``, or change the mask by ``set_mask``."""
 
     def __init__(self, library: kernel_calls.CudaLibrary | ckernels.Kernels, mask: ColumnMask, device: str):
-        self.library, self.device = library, device
+        self.binary, self.device = library, device
         self.set_mask(mask)
 
     def set_mask(self, mask: ColumnMask) -> None:
@@ -51,15 +51,15 @@ class Attention:
 
     def forward(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[Any, Any]:
         """Return o and lse."""
-        if isinstance(self.library, ckernels.Kernels):
+        if isinstance(self.binary, ckernels.Kernels):
             options = ckernels.Options(indices=self.indices, causal=self.causal)
-            out, lse = self.library.forward(*(x.detach().numpy() for x in (q, k, v)), options)
+            out, lse = self.binary.forward(*(x.detach().numpy() for x in (q, k, v)), options)
             return torch.from_numpy(out), torch.from_numpy(lse)
         out = torch.empty_like(q, memory_format=torch.contiguous_format)
         lse = torch.empty(q.shape[0], q.shape[2], q.shape[1], device=q.device)
         params = kernel_calls.forward_params(q, k, v, out, lse, self._options(), _stream())
-        workspace = give_workspace(self.library, params, q.device)
-        self.library.launch(params)
+        workspace = give_workspace(self.binary, params, q.device)
+        self.binary.launch(params)
         del workspace
         return out, lse
 
@@ -67,18 +67,18 @@ class Attention:
         """Return dq, dk, dv of what was saved: q, k, v, o, lse."""
         q, k, v, out, lse = tensors
         dout = dout.contiguous()
-        if isinstance(self.library, ckernels.Kernels):
+        if isinstance(self.binary, ckernels.Kernels):
             options = ckernels.Options(indices=self.indices, causal=self.causal)
             arrays = (x.detach().numpy() for x in (q, k, v, out, lse, dout))
-            found = self.library.backward(*arrays, options)
+            found = self.binary.backward(*arrays, options)
             return [torch.from_numpy(found[name]) for name in ("dq", "dk", "dv")]
         like = zip(("dq", "dk", "dv"), (q, k, v), strict=True)
         gradients = {name: torch.empty_like(x, memory_format=torch.contiguous_format) for name, x in like}
         params = kernel_calls.backward_params(
             *(q, k, v, out, lse, dout, None, gradients, self._options(), _stream())
         )
-        workspace = give_workspace(self.library, params, q.device)
-        self.library.launch(params)
+        workspace = give_workspace(self.binary, params, q.device)
+        self.binary.launch(params)
         del workspace
         return [*gradients.values()]
 

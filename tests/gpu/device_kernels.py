@@ -81,7 +81,7 @@ def placed(values: torch.Tensor, layout: str = "contiguous") -> torch.Tensor:
 class Kernels:
     """Runs both passes on torch's current stream."""
 
-    library: CudaLibrary
+    binary: CudaLibrary
 
     def forward(
         self,
@@ -125,7 +125,7 @@ class Kernels:
 
     def describe(self, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, options: Options) -> str:
         """Which kernel ``forward`` would run; nothing is launched."""
-        return self.library.describe(forward_params(q, k, v, q, q, options, _stream(q)))
+        return self.binary.describe(forward_params(q, k, v, q, q, options, _stream(q)))
 
     def classify(
         self, seqlen_q: int, seqlen_k: int, options: Options, block_m: int, block_n: int, *, backward: bool
@@ -137,16 +137,16 @@ class Kernels:
         planes = (params.mask.batch, params.mask.heads)
         tiles = (-(-seqlen_q // block_m), -(-seqlen_k // block_n))
         kinds = results.make("kinds", (*planes, *tiles), torch.int8)
-        size = self.library.classify_workspace_bytes(params, block_n)
+        size = self.binary.classify_workspace_bytes(params, block_n)
         params.workspace = results.make("workspace", (size,), torch.int8).data_ptr()
-        self.library.classify(params, block_m, block_n, backward, kinds)
+        self.binary.classify(params, block_m, block_n, backward, kinds)
         results.assert_intact_around()
         return kinds
 
     def _run(self, params: ForwardParams | BackwardParams, results: _Results) -> None:
-        size = self.library.workspace_bytes(params)
+        size = self.binary.workspace_bytes(params)
         params.workspace = results.make("workspace", (size,), torch.int8).data_ptr()
-        self.library.launch(params)
+        self.binary.launch(params)
         results.assert_intact_around()
 
 

@@ -4,7 +4,7 @@
     compute-sanitizer --tool synccheck --error-exitcode 1 python tests/gpu/sanitize.py
 
 Every tensor is an allocation of exactly its size, so that memcheck sees the first byte past it. Results are
-held against the float64 oracle as everywhere. The library is kernel_calls.library_path().
+held against the float64 oracle as everywhere. The library is that of library_path() in kernel_calls.
 """
 
 from __future__ import annotations

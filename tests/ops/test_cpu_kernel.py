@@ -474,7 +474,7 @@ def test_works_in_a_forked_child(kernels: Kernels) -> None:
     case = CASES["causal_document"]
     expected = run(kernels, case, num_threads=2)
     with multiprocessing.get_context("fork").Pool(1) as pool:
-        actual = pool.apply_async(_run_in_child, (str(kernels.library._name), case)).get(timeout=60)
+        actual = pool.apply_async(_run_in_child, (str(kernels.binary._name), case)).get(timeout=60)
     assert_same_bits(Results(*actual), expected)
 
 
