@@ -50,7 +50,8 @@ bool is_deterministic(const ForwardParams&) {
 }  // forward has no other way, its kernels do not say so
 bool is_deterministic(const BackwardParams& params) { return params.deterministic != 0; }
 
-// The Hopper kernels that have been run on a GPU; the others serve those who ask for the family by name.
+// Whether Hopper's kernel for this has been run on a GPU; the others serve those who ask for the family by
+// name.
 bool has_been_run(const ForwardParams&) { return true; }
 bool has_been_run(const BackwardParams& params) {
   return params.deterministic == 0 && params.shape.head_dim <= 128 && params.shape.head_dim_v <= 128;

@@ -1,7 +1,7 @@
 // Algorithm 2 of the paper on wgmma: one block per column tile of one key head. Each consumer warpgroup owns
 // 64 key columns, keeps their dK and dV in registers and computes S and dP transposed, so that P and dS are A
-// operands where they lie; dS alone passes through shared memory, for dQ, whose head dims the warpgroups
-// divide. dQ leaves by bulk reduce-adds.
+// operands where they lie; dS alone passes through shared memory, for dQ, whose head dims or rows the
+// warpgroups divide. dQ is added to an fp32 workspace, in bulk from shared memory or from registers.
 #pragma once
 
 #include "common/block_place.cuh"
