@@ -1,7 +1,9 @@
 // Algorithm 1 of the paper on wgmma: warp-specialised and persistent. One producer warp finds the column
-// tiles that a row tile visits and has TMA fetch them; each consumer warpgroup owns 64 query rows.
+// tiles that a row tile visits and has TMA fetch them; each consumer warpgroup owns 64 query rows; a storer
+// warp for each of them has TMA take O away.
 #pragma once
 
+#include <climits>
 #include <type_traits>
 
 #include "common/mask_fragment.cuh"
@@ -15,102 +17,25 @@ namespace flashmask::sm90 {
 
 inline constexpr int kMaxSmemBytes = 232448;
 
-template <typename Element_, int kHeadDim_, int kHeadDimV_, int kConsumers_, int kBlockN_, int kStages_,
-          int kOrdered_, int kFlat_, bool kDense_, bool kSplit_>
-struct ForwardConfig {
-  using Element = Element_;
-  static constexpr int kHeadDim = kHeadDim_;
-  static constexpr int kHeadDimV = kHeadDimV_;
-  static constexpr int kConsumers = kConsumers_;  // warpgroups
-  static constexpr int kBlockM = 64 * kConsumers;
-  static constexpr int kBlockN = kBlockN_;
-  static constexpr int kStages = kStages_;     // of K and of V
-  static constexpr bool kOrdered = kOrdered_;  // consumers issue their products in turns
-  // Row tiles follow each other as column tiles do: the first product of the next runs beside the last of
-  // this one. Q has two stages then, and O takes the place of its Q.
-  static constexpr bool kFlat = kFlat_ && !kSplit_;
-  static constexpr int kQStages = kFlat ? 2 : 1;
-  static constexpr bool kDense = kDense_;  // test mode: the mask is read from a dense matrix
-  static constexpr bool kSplit = kSplit_;  // few query rows: row tiles and key columns as SplitPlan says
-  static constexpr bool kDropout = false;
-  static constexpr bool kDeterministic = false;
-  static constexpr int kThreads = 128 * (1 + kConsumers);
-  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
-  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
-  static_assert(kConsumers == 2 || kConsumers == 3,
-                "the register file is divided for two or three consumers");
-  static_assert(128 * (kProducerRegisters + kConsumers * kConsumerRegisters) <= 65536, "registers of an SM");
-  static_assert(kBlockN % 16 == 0, "P is read 16 columns at a time");
-
-  using QTile = Operand<kBlockM, kHeadDim>;
-  using KTile = Operand<kBlockN, kHeadDim>;
-  using VTile = Operand<kBlockN, kHeadDimV>;
-  using OTile = Operand<kBlockM, kHeadDimV>;
-
-  // One entry of the K ring. `work` is a row tile's number or -1: no more work; `tile` a column tile or -1:
-  // no more of them, or, where row tiles follow each other, none at all.
-  struct Step {
-    int work;
-    int tile;
-    uint32_t touched;  // TileVisit's; the slots that mask elements of the tile are in Smem::slots
-  };
-
-  // Where O has room of its own, or needs none since a split's goes from registers to memory, Q of the next
-  // row tile is fetched while O of this one is finished and stored. Elsewhere a consumer's rows of O take the
-  // place of its rows of Q.
-  static constexpr int kOperandBytes = kQStages * QTile::kBytes + kStages * (KTile::kBytes + VTile::kBytes);
-  static constexpr int kSlotBytes = kStages * kMaxSlots * kBlockN * static_cast<int>(sizeof(Slot));
-  static constexpr bool kOwnO =
-      kSplit || (!kFlat && kOperandBytes + OTile::kBytes + kSlotBytes + 1024 <= kMaxSmemBytes);
-  static_assert(kOwnO || OTile::kBytes <= QTile::kBytes, "O fits where Q was");
-
-  struct alignas(1024) Smem {
-    char q[kQStages][QTile::kBytes];
-    char k[kStages][KTile::kBytes];
-    char v[kStages][VTile::kBytes];
-    char own_o[kOwnO && !kSplit ? OTile::kBytes : 16];
-    alignas(128) Slot slots[kStages][kMaxSlots][kBlockN];
-    Step steps[kStages];
-    Barrier q_full[kQStages], q_empty[kQStages];
-    Barrier k_full[kStages], k_empty[kStages];
-    Barrier v_full[kStages], v_empty[kStages];
-  };
-  static_assert(sizeof(Smem) <= kMaxSmemBytes, "Hopper offers a block 227 KB of shared memory");
-};
-
 struct ForwardArguments {
   CUtensorMap q, k, v, o;  // boxes: 64 rows (q, o) or block_n rows (k, v) of one panel; splits: see there
   ForwardParams params;
   MaskTiles mask;
   int row_tiles;
   int work_count;        // row_tiles * Hq * B
-  int* ticket;           // zeroed; the next row tile that nobody has taken
+  unsigned* ticket;      // zeroed; the next row tile that nobody has taken
   float exponent_scale;  // exponent_scale(softmax_scale)
   bool negated;          // softmax_scale < 0
   SplitArguments split;
 };
 
-// Where a pipeline stands: stage and the parity of its barriers.
-template <int kStages>
-struct Stage {
-  int index = 0;
-  int parity = 0;
-
-  __device__ __forceinline__ void advance() {
-    if (++index == kStages) {
-      index = 0;
-      parity ^= 1;
-    }
-  }
-};
-
 // Row tiles of a head together, the last, which under causality is the longest, first.
-struct Work {
-  int row_tile;
+struct RowTileWork {
+  int row_tile;  // -1: no more work
   int head;
   int batch;
 
-  __device__ __forceinline__ Work(int number, const ForwardArguments& arguments)
+  __device__ __forceinline__ RowTileWork(int number, const ForwardArguments& arguments)
       : row_tile(arguments.row_tiles - 1 - number % arguments.row_tiles),
         head(number / arguments.row_tiles % arguments.params.shape.heads_q),
         batch(number / arguments.row_tiles / arguments.params.shape.heads_q) {}
@@ -118,8 +43,8 @@ struct Work {
 
 // A split of a row tile. What reads the same part of K and V comes together.
 struct SplitWork {
-  int row_tile;
-  int head;  // the first of those that are packed
+  int row_tile;  // -1: no more work
+  int head;      // the first of those that are packed
   int batch;
   int split;
 
@@ -138,8 +63,83 @@ struct SplitWork {
   }
 };
 
-template <class Config>
-using WorkOf = std::conditional_t<Config::kSplit, SplitWork, Work>;
+template <typename Element_, int kHeadDim_, int kHeadDimV_, int kConsumers_, int kBlockN_, int kStages_,
+          int kOrdered_, int kJoined_, bool kDense_, bool kSplit_>
+struct ForwardConfig {
+  using Element = Element_;
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kHeadDimV = kHeadDimV_;
+  static constexpr int kConsumers = kConsumers_;  // warpgroups
+  static constexpr int kBlockM = 64 * kConsumers;
+  static constexpr int kBlockN = kBlockN_;
+  static constexpr int kStages = kStages_;     // of K and of V
+  static constexpr bool kOrdered = kOrdered_;  // consumers issue their products in turns
+  static constexpr bool kDense = kDense_;      // test mode: the mask is read from a dense matrix
+  static constexpr bool kSplit = kSplit_;      // few query rows: row tiles and key columns as SplitPlan says
+  static constexpr bool kDropout = false;
+  static constexpr bool kDeterministic = false;
+  static constexpr int kThreads = 128 * (1 + kConsumers);
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
+  static_assert(kConsumers == 2 || kConsumers == 3,
+                "the register file is divided for two or three consumers");
+  static_assert(128 * (kProducerRegisters + kConsumers * kConsumerRegisters) <= 65536, "registers of an SM");
+  static_assert(kBlockN % 16 == 0, "P is read 16 columns at a time");
+
+  using QTile = Operand<kBlockM, kHeadDim>;
+  using KTile = Operand<kBlockN, kHeadDim>;
+  using VTile = Operand<kBlockN, kHeadDimV>;
+  using OTile = Operand<kBlockM, kHeadDimV>;
+
+  using Work = std::conditional_t<kSplit, SplitWork, RowTileWork>;
+
+  // One entry of the K ring.
+  struct alignas(8) Step {
+    int tile;          // a column tile or -1: none, since the row tile sees no key or there is no more work
+    uint32_t touched;  // TileVisit's, of slots that are in Smem::slots; kOpens: the first entry of a row tile
+
+    __device__ __forceinline__ bool opens() const { return static_cast<int>(touched) < 0; }
+  };
+  static constexpr uint32_t kOpens = 1u << 31;
+
+  // O takes the place of its Q, a consumer's rows that of its rows; a split's goes from registers to memory.
+  // Where there is room for a second stage of Q, that of the next row tile is there before this one ends.
+  static_assert(OTile::kBytes <= QTile::kBytes, "O fits where Q was");
+  static constexpr int kRingBytes =
+      kStages * (KTile::kBytes + VTile::kBytes + kMaxSlots * kBlockN * static_cast<int>(sizeof(Slot)));
+  static constexpr int kQStages = 2 * QTile::kBytes + kRingBytes + 1024 <= kMaxSmemBytes ? 2 : 1;
+  // The first product of a row tile runs beside the last of the one before.
+  static constexpr bool kJoined = kJoined_ && !kSplit;
+  static_assert(!kJoined || kQStages == 2, "two row tiles' Q are read beside each other");
+
+  struct alignas(1024) Smem {
+    char q[kQStages][QTile::kBytes];
+    char k[kStages][KTile::kBytes];
+    char v[kStages][VTile::kBytes];
+    alignas(128) Slot slots[kStages][kMaxSlots][kBlockN];
+    Step steps[kStages];
+    Work works[kQStages];
+    Barrier q_full[kQStages], q_empty[kQStages];
+    Barrier o_full[kQStages][kConsumers];  // O of a consumer lies where its Q was
+    Barrier k_full[kStages], k_empty[kStages];
+    Barrier v_full[kStages], v_empty[kStages];
+  };
+  static_assert(sizeof(Smem) <= kMaxSmemBytes, "Hopper offers a block 227 KB of shared memory");
+};
+
+// Where a pipeline stands: stage and the parity of its barriers.
+template <int kStages>
+struct Stage {
+  int index = 0;
+  int parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++index == kStages) {
+      index = 0;
+      parity ^= 1;
+    }
+  }
+};
 
 // The producer warp. All its lanes walk together; lane 0 speaks.
 template <class Config>
@@ -153,19 +153,22 @@ class Producer {
     int number = __shfl_sync(~0u, take_ticket(), 0);
     while (number < arguments_.work_count) {
       const int next = take_ticket();  // ahead of its use, so that the round trip is hidden
-      produce(number);
+      produce(typename Config::Work(number, arguments_));
       number = __shfl_sync(~0u, next, 0);
     }
-    push_due_v();
-    push_step({-1, -1, 0});
+    typename Config::Work end(0, arguments_);
+    end.row_tile = -1;
+    push_without_tile(end);
   }
 
  private:
-  // Lane 0's value counts.
-  __device__ __forceinline__ int take_ticket() { return lane_ == 0 ? atomicAdd(arguments_.ticket, 1) : 0; }
+  // Lane 0's value counts. Of an atomicAdd() ptxas makes one for all lanes that take part and waits for its
+  // result at once.
+  __device__ __forceinline__ int take_ticket() {
+    return lane_ == 0 ? static_cast<int>(atomicInc(arguments_.ticket, INT_MAX)) : 0;
+  }
 
-  __device__ __forceinline__ void produce(int number) {
-    const WorkOf<Config> work(number, arguments_);
+  __device__ __forceinline__ void produce(const typename Config::Work& work) {
     const MaskTiles& mask = arguments_.mask;
     const Shape& shape = arguments_.params.shape;
     const MaskPlane plane = plane_at(mask, plane_index(mask, shape, work.batch, work.head));
@@ -195,7 +198,7 @@ class Producer {
           const int tile = first + bit;
           uint32_t touched = __shfl_sync(~0u, visit.touched, bit);
           if (int64_t{tile + 1} * Config::kBlockN > shape.seqlen_k) touched |= touch_bits_of_any(1);
-          push_k(number, tile, touched, plane, head_k, work.batch);
+          push_k(tile, any ? touched : touched | Config::kOpens, plane, head_k, work.batch);
           push_due_v();  // before Q, which may have to wait for what needs V
           if (!any) load_q(work);
           any = true;
@@ -203,29 +206,46 @@ class Producer {
         }
       }
     }
-    if (!Config::kFlat || !any) {
-      push_due_v();
-      if (!any) load_q(work);  // nobody reads it, but O takes its place
-      push_step({number, -1, 0});
-    }
+    if (!any) push_without_tile(work);
   }
 
-  __device__ __forceinline__ void load_q(const WorkOf<Config>& work) {
+  // The entry of a row tile that visits no column tile, or of no row tile. Q is not read, but O of the row
+  // tile takes its place.
+  __device__ __forceinline__ void push_without_tile(const typename Config::Work& work) {
+    push_due_v();
+    smem_.k_empty[k_.index].wait(k_.parity ^ 1);
+    if (lane_ == 0) {
+      smem_.steps[k_.index] = {-1, Config::kOpens};
+      smem_.k_full[k_.index].arrive();
+    }
+    __syncwarp();
+    k_.advance();
+    smem_.q_empty[q_.index].wait(q_.parity ^ 1);  // after the entry, which the O in its place waits for
+    if (lane_ == 0) {
+      smem_.works[q_.index] = work;
+      smem_.q_full[q_.index].arrive();
+    }
+    __syncwarp();
+    q_.advance();
+  }
+
+  __device__ __forceinline__ void load_q(const typename Config::Work& work) {
     smem_.q_empty[q_.index].wait(q_.parity ^ 1);
     char* shared = smem_.q[q_.index];
     Barrier& full = smem_.q_full[q_.index];
-    if constexpr (Config::kSplit) {
-      if (lane_ == 0) {
+    if (lane_ == 0) {
+      smem_.works[q_.index] = work;
+      if constexpr (Config::kSplit) {
         const SplitPlan& plan = arguments_.split.plan;
         load_packed_q<Config>(shared, &arguments_.q, full, plan,
                               work.row_tile * Config::kConsumers * plan.group_rows, work.head, work.batch);
-      }
-    } else if (lane_ == 0) {
-      full.arrive_expect(Config::QTile::kBytes);
-      for (int panel = 0; panel < Config::QTile::kPanels; ++panel) {
-        for (int rows = 0; rows < Config::kConsumers; ++rows) {
-          tma_load(shared + panel * Config::QTile::kPanelBytes + rows * 64 * 128, &arguments_.q, full,
-                   panel * 64, work.row_tile * Config::kBlockM + rows * 64, work.head, work.batch);
+      } else {
+        full.arrive_expect(Config::QTile::kBytes);
+        for (int panel = 0; panel < Config::QTile::kPanels; ++panel) {
+          for (int rows = 0; rows < Config::kConsumers; ++rows) {
+            tma_load(shared + panel * Config::QTile::kPanelBytes + rows * 64 * 128, &arguments_.q, full,
+                     panel * 64, work.row_tile * Config::kBlockM + rows * 64, work.head, work.batch);
+          }
         }
       }
     }
@@ -233,13 +253,13 @@ class Producer {
     q_.advance();
   }
 
-  __device__ __forceinline__ void push_k(int number, int tile, uint32_t touched, const MaskPlane& plane,
-                                         int head_k, int batch) {
+  __device__ __forceinline__ void push_k(int tile, uint32_t touched, const MaskPlane& plane, int head_k,
+                                         int batch) {
     const int stage = k_.index;
     smem_.k_empty[stage].wait(k_.parity ^ 1);
     if (lane_ == 0) {
       constexpr int kSlotBytes = Config::kBlockN * static_cast<int>(sizeof(Slot));
-      smem_.steps[stage] = {number, tile, touched};
+      smem_.steps[stage] = {tile, touched};
       smem_.k_full[stage].arrive_expect(Config::KTile::kBytes + __popc(touched & kSlotBits) * kSlotBytes);
       for (int panel = 0; panel < Config::KTile::kPanels; ++panel) {
         tma_load(smem_.k[stage] + panel * Config::KTile::kPanelBytes, &arguments_.k, smem_.k_full[stage],
@@ -250,17 +270,6 @@ class Producer {
         const int64_t column = (int64_t{slot} * arguments_.mask.tile_count + tile) * Config::kBlockN;
         bulk_load(smem_.slots[stage][slot], plane.slots + column, kSlotBytes, smem_.k_full[stage]);
       }
-    }
-    __syncwarp();
-    k_.advance();
-  }
-
-  // An entry that brings no tile.
-  __device__ __forceinline__ void push_step(const typename Config::Step& step) {
-    smem_.k_empty[k_.index].wait(k_.parity ^ 1);
-    if (lane_ == 0) {
-      smem_.steps[k_.index] = step;
-      smem_.k_full[k_.index].arrive();
     }
     __syncwarp();
     k_.advance();
@@ -294,6 +303,25 @@ class Producer {
   Stage<Config::kStages> k_, v_;
 };
 
+// Stores O of one consumer, row tile by row tile, and gives its rows of Q back. One thread.
+template <class Config>
+__device__ __forceinline__ void run_storer(const ForwardArguments& arguments, typename Config::Smem& smem,
+                                           int group) {
+  for (Stage<Config::kQStages> q;; q.advance()) {
+    smem.q_full[q.index].wait(q.parity);
+    const typename Config::Work work = smem.works[q.index];
+    if (work.row_tile < 0) return;
+    smem.o_full[q.index][group].wait(q.parity);
+    for (int panel = 0; panel < Config::OTile::kPanels; ++panel) {
+      tma_store(&arguments.o, smem.q[q.index] + panel * Config::OTile::kPanelBytes + group * 64 * 128,
+                panel * 64, work.row_tile * Config::kBlockM + group * 64, work.head, work.batch);
+    }
+    bulk_commit();
+    bulk_wait_read();
+    smem.q_empty[q.index].arrive();
+  }
+}
+
 // One consumer warpgroup: 64 rows of every row tile that its block takes.
 template <class Config>
 class Consumer {
@@ -313,19 +341,18 @@ class Consumer {
   __device__ __forceinline__ void run() {
     if (Config::kOrdered && group_ == Config::kConsumers - 1)
       named_barrier_arrive(kOrderBarrier, 256);  // the first group may start
-    if constexpr (Config::kFlat) {
-      for (typename Config::Step step = next_step(); step.work >= 0;) step = consume_flat(step);
-    } else {
-      for (typename Config::Step step = next_step(); step.work >= 0; step = next_step()) consume(step);
+    typename Config::Step step = next_step();
+    for (;;) {
+      smem_.q_full[q_.index].wait(q_.parity);
+      if (smem_.works[q_.index].row_tile < 0) break;
+      step = step.tile < 0 ? store_nothing() : consume(step);
+      q_.advance();
     }
-    if (thread_ == 0) bulk_wait_read();  // the block's shared memory must outlive its stores
   }
 
  private:
-  // Named barriers: 0 is __syncthreads; then one a group for the order of products, one a group for its own
-  // threads.
+  // Named barriers: 0 is __syncthreads; then one a group for the order of products.
   static constexpr int kOrderBarrier = 1;
-  static constexpr int kGroupBarrier = kOrderBarrier + Config::kConsumers;
 
   // The entry of the K ring that comes next, once its K is there.
   __device__ __forceinline__ typename Config::Step next_step() {
@@ -333,103 +360,64 @@ class Consumer {
     return smem_.steps[k_.index];
   }
 
-  __device__ __forceinline__ void consume(typename Config::Step step) {
-    const WorkOf<Config> work(step.work, arguments_);
-    OnlineSoftmax<1> softmax;
+  // A row tile without column tiles. Returns the entry after it.
+  __device__ __forceinline__ typename Config::Step store_nothing() {
+    const typename Config::Work work = smem_.works[q_.index];
+    release(smem_.k_empty[k_.index]);
+    k_.advance();
+    if constexpr (Config::kSplit) release(smem_.q_empty[q_.index]);
     Output output;
     set_zero(output);
+    store(work, OnlineSoftmax<1>(), output);
+    return next_step();
+  }
 
-    smem_.q_full[0].wait(q_.parity);
-    q_.advance();
-    if (step.tile >= 0) {
-      Probabilities p;
-      start_row_tile(step, work, softmax, p);
-      for (step = next_step(); step.tile >= 0;) {
+  // A row tile, from its first entry on, and those that are joined to it. Returns the entry after them.
+  __device__ __forceinline__ typename Config::Step consume(typename Config::Step step) {
+    typename Config::Work work = smem_.works[q_.index];
+    OnlineSoftmax<1> softmax;
+    Output output;
+    Probabilities p;
+    set_zero(output);
+    start_row_tile(step, work, softmax, p);
+    step = next_step();
+    for (;;) {
+      while (!step.opens()) {
         Scores scores;
-        if constexpr (Config::kOrdered) named_barrier_sync(kOrderBarrier + group_, 256);
-        multiply_scores(scores, 0);
-        smem_.v_full[v_.index].wait(v_.parity);
-        multiply_output(output, p);
-        if constexpr (Config::kOrdered)
-          named_barrier_arrive(kOrderBarrier + (group_ + 1) % Config::kConsumers, 256);
+        start_products(scores, q_.index, output, p);
         wgmma_wait<1>();
         pin(flat(scores));
         float rescale[1][2];
         weigh(scores, step, work, softmax, rescale);
         step = next_step();  // while O += P V runs
-        wgmma_wait_behind<0>(__float_as_uint(scores[0][kN8 - 1][1]) | __float_as_uint(scores[0][kN8 - 1][3]));
-        pin(flat(output));
-        release(smem_.v_empty[v_.index]);
-        v_.advance();
+        wait_for_output(__float_as_uint(scores[0][kN8 - 1][1]) | __float_as_uint(scores[0][kN8 - 1][3]),
+                        output);
         rescale_output(output, rescale);
         round(scores, p);
       }
-      finish_list();
-      finish_output(output, p);
-    } else {
-      finish_list();
-    }
-    store(work, softmax, output);
-  }
+      if (!Config::kJoined || step.tile < 0) break;
 
-  // Row tiles in a row, from one on until an entry without a tile comes, which is returned: at the end of all
-  // work, or after a row tile that sees no key.
-  __device__ __forceinline__ typename Config::Step consume_flat(typename Config::Step step) {
-    Work work(step.work, arguments_);
-    int number = step.work;
-    OnlineSoftmax<1> softmax;
-    Output output;
-    set_zero(output);
-
-    smem_.q_full[q_.index].wait(q_.parity);
-    if (step.tile < 0) {
-      release(smem_.k_empty[k_.index]);
-      k_.advance();
-      store(work, softmax, output);
-      return next_step();
-    }
-    Probabilities p;
-    start_row_tile(step, work, softmax, p);
-    for (step = next_step(); step.tile >= 0;) {
-      const bool fresh = step.work != number;
       Stage<Config::kQStages> q = q_;
-      if (fresh) {
-        q.advance();
-        give_back_q();  // or it would wait for the next row tile, and that for it
-        smem_.q_full[q.index].wait(q.parity);
-      }
+      q.advance();
+      smem_.q_full[q.index].wait(q.parity);
       Scores scores;
-      if constexpr (Config::kOrdered) named_barrier_sync(kOrderBarrier + group_, 256);
-      multiply_scores(scores, q.index);
-      smem_.v_full[v_.index].wait(v_.parity);
-      multiply_output(output, p);
-      if constexpr (Config::kOrdered)
-        named_barrier_arrive(kOrderBarrier + (group_ + 1) % Config::kConsumers, 256);
+      start_products(scores, q.index, output, p);
+      float inverse[2];
+      store_lse(softmax, inverse);  // while S is computed
+      softmax = OnlineSoftmax<1>();
+      work = smem_.works[q.index];
       wgmma_wait<1>();
       pin(flat(scores));
-      const Work work_before = work;
-      const OnlineSoftmax<1> softmax_before = softmax;
-      if (fresh) {
-        number = step.work;
-        work = Work(number, arguments_);
-        softmax = OnlineSoftmax<1>();
-      }
       float rescale[1][2];
       weigh(scores, step, work, softmax, rescale);
-      step = next_step();  // while O += P V runs
-      wgmma_wait_behind<0>(__float_as_uint(scores[0][kN8 - 1][1]) | __float_as_uint(scores[0][kN8 - 1][3]));
-      pin(flat(output));
-      release(smem_.v_empty[v_.index]);
-      v_.advance();
-      if (fresh) {
-        store(work_before, softmax_before, output);
-        set_zero(output);
-      } else {
-        give_back_q();
-        rescale_output(output, rescale);
-      }
+      step = next_step();
+      wait_for_output(__float_as_uint(softmax.sum[0][0]) | __float_as_uint(softmax.sum[0][1]), output);
+      store_output(inverse, output);
+      set_zero(output);
       round(scores, p);
+      q_ = {uniform(q.index), q.parity};
     }
+    if constexpr (Config::kSplit) release(smem_.q_empty[q_.index]);
     finish_output(output, p);
     store(work, softmax, output);
     return step;
@@ -437,15 +425,34 @@ class Consumer {
 
   // The first column tile of a row tile, when no product of another is left to run beside it.
   __device__ __forceinline__ void start_row_tile(const typename Config::Step& step,
-                                                 const WorkOf<Config>& work, OnlineSoftmax<1>& softmax,
+                                                 const typename Config::Work& work, OnlineSoftmax<1>& softmax,
                                                  Probabilities& p) {
     Scores scores;
-    multiply_scores(scores, Config::kFlat ? q_.index : 0);
+    multiply_scores(scores, q_.index);
     wgmma_wait<0>();
     pin(flat(scores));
     float rescale[1][2];
     weigh(scores, step, work, softmax, rescale);
     round(scores, p);
+  }
+
+  // Starts S of a column tile and O += P V of the one before it.
+  __device__ __forceinline__ void start_products(Scores& scores, int q_stage, Output& output,
+                                                 const Probabilities& p) {
+    if constexpr (Config::kOrdered) named_barrier_sync(kOrderBarrier + group_, 256);
+    multiply_scores(scores, q_stage);
+    smem_.v_full[v_.index].wait(v_.parity);
+    multiply_output(output, p);
+    if constexpr (Config::kOrdered)
+      named_barrier_arrive(kOrderBarrier + (group_ + 1) % Config::kConsumers, 256);
+  }
+
+  // Waits for O += P V, but not before `settled`, see wgmma_wait_behind().
+  __device__ __forceinline__ void wait_for_output(uint32_t settled, Output& output) {
+    wgmma_wait_behind<0>(settled);
+    pin(flat(output));
+    release(smem_.v_empty[v_.index]);
+    v_.advance();
   }
 
   // The last O += P V.
@@ -458,28 +465,11 @@ class Consumer {
     v_.advance();
   }
 
-  // Gives back the Q whose place O has left.
-  __device__ __forceinline__ void give_back_q() {
-    if (leaving_ < 0) return;
-    if (thread_ == 0) {
-      bulk_wait_read();
-      smem_.q_empty[leaving_].arrive();
-    }
-    leaving_ = -1;
-  }
-
   static __device__ __forceinline__ void set_zero(Output& output) {
 #pragma unroll
     for (int n = 0; n < kO8; ++n)
 #pragma unroll
       for (int e = 0; e < 4; ++e) output[0][n][e] = 0.f;
-  }
-
-  // Gives back the entry that ended the list and, if O does not need its place, Q.
-  __device__ __forceinline__ void finish_list() {
-    release(smem_.k_empty[k_.index]);
-    k_.advance();
-    if (Config::kOwnO) release(smem_.q_empty[0]);
   }
 
   template <int kCount>
@@ -520,7 +510,7 @@ class Consumer {
 
   // Masks the scores of a step, gives its K stage back, and turns scores into weights.
   __device__ __forceinline__ void weigh(Scores& scores, const typename Config::Step& step,
-                                        const WorkOf<Config>& work, OnlineSoftmax<1>& softmax,
+                                        const typename Config::Work& work, OnlineSoftmax<1>& softmax,
                                         float (&rescale)[1][2]) {
     int lane_row = work.row_tile * Config::kBlockM + group_ * 64 + thread_ / 32 * 16 + thread_ % 32 / 4;
     int row_step = 8;
@@ -574,66 +564,60 @@ class Consumer {
     }
   }
 
-  __device__ __forceinline__ void store(const WorkOf<Config>& work, const OnlineSoftmax<1>& softmax,
+  // What is left of a row tile once all its products are there.
+  __device__ __forceinline__ void store(const typename Config::Work& work, const OnlineSoftmax<1>& softmax,
                                         const Output& output) {
     if constexpr (Config::kSplit) {
       store_split<Config>(arguments_.split, arguments_.params, work, group_, thread_, softmax, output,
                           arguments_.exponent_scale);
     } else {
-      store_tile(work, softmax, output);
+      float inverse[2];
+      store_lse(softmax, inverse);
+      store_output(inverse, output);
     }
   }
 
-  __device__ __forceinline__ void store_tile(const Work& work, const OnlineSoftmax<1>& softmax,
-                                             const Output& output) {
+  // lse of the row tile whose Q is in stage q_, and what its O is to be multiplied by.
+  __device__ __forceinline__ void store_lse(const OnlineSoftmax<1>& softmax, float (&inverse)[2]) {
+    const typename Config::Work work = smem_.works[q_.index];
     const Shape& shape = arguments_.params.shape;
-    const int lane = thread_ % 32;
-    const int group_row = work.row_tile * Config::kBlockM + group_ * 64;
     float* lse = static_cast<float*>(arguments_.params.lse) +
                  (int64_t{work.batch} * shape.heads_q + work.head) * shape.seqlen_q;
-    if constexpr (Config::kFlat) give_back_q();
-    char* place = Config::kOwnO ? smem_.own_o : smem_.q[Config::kFlat ? q_.index : 0];
-    if (Config::kOwnO) {  // the row tile before must have been read
-      if (thread_ == 0) bulk_wait_read();
-      named_barrier_sync(kGroupBarrier + group_, 128);
-    }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float sum = softmax.total(0, h);
-      const float inverse = sum == 0.f ? 0.f : 1.f / sum;
-      const int row = thread_ / 32 * 16 + 8 * h + lane / 4;
-      if (lane % 4 == 0 && group_row + row < shape.seqlen_q)
-        lse[group_row + row] = softmax.lse(0, h, sum, arguments_.exponent_scale);
+      inverse[h] = sum == 0.f ? 0.f : 1.f / sum;
+      const int row =
+          work.row_tile * Config::kBlockM + group_ * 64 + thread_ / 32 * 16 + 8 * h + thread_ % 32 / 4;
+      if (thread_ % 4 == 0 && row < shape.seqlen_q)
+        lse[row] = softmax.lse(0, h, sum, arguments_.exponent_scale);
+    }
+  }
+
+  // O to the place of its Q, from where the storer takes it.
+  __device__ __forceinline__ void store_output(const float (&inverse)[2], const Output& output) {
+    uint32_t lane = thread_ % 32;
+    asm volatile("" : "+r"(lane));  // or the compiler keeps all addresses in registers
+    char* place = smem_.q[q_.index];
+    const int row = group_ * 64 + thread_ / 32 * 16 + static_cast<int>(lane % 16);
 #pragma unroll
-      for (int n = 0; n < kO8; ++n) {
-        *reinterpret_cast<uint32_t*>(place + Config::OTile::offset(group_ * 64 + row, n) + lane % 4 * 4) =
-            pack<Element>(output[0][n][2 * h] * inverse, output[0][n][2 * h + 1] * inverse);
+    for (int n = 0; n < kO8; n += 2) {
+      uint32_t matrices[4];
+#pragma unroll
+      for (int i = 0; i < 4; ++i) {
+        const float (&pair)[4] = output[0][n + i / 2];
+        matrices[i] = pack<Element>(pair[i % 2 * 2] * inverse[i % 2], pair[i % 2 * 2 + 1] * inverse[i % 2]);
       }
+      store_matrices(place + Config::OTile::offset(row, n + static_cast<int>(lane / 16)), matrices);
     }
     fence_async_shared();
-    named_barrier_sync(kGroupBarrier + group_, 128);
-    if (thread_ == 0) {
-      for (int panel = 0; panel < Config::OTile::kPanels; ++panel) {
-        tma_store(&arguments_.o, place + panel * Config::OTile::kPanelBytes + group_ * 64 * 128, panel * 64,
-                  group_row, work.head, work.batch);
-      }
-      bulk_commit();
-      if (!Config::kOwnO && !Config::kFlat) {
-        bulk_wait_read();
-        smem_.q_empty[0].arrive();
-      }
-    }
-    if constexpr (Config::kFlat) {
-      leaving_ = q_.index;
-      q_.advance();
-    }
+    release(smem_.o_full[q_.index][group_]);
   }
 
   const ForwardArguments& arguments_;
   typename Config::Smem& smem_;
   int group_;
   int thread_;
-  int leaving_ = -1;  // the stage of Q from whose place O is being copied
   Stage<Config::kQStages> q_;
   Stage<Config::kStages> k_, v_;
 };
@@ -648,7 +632,8 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (threadIdx.x == 0) {
     for (int stage = 0; stage < Config::kQStages; ++stage) {
       smem.q_full[stage].init(1);
-      smem.q_empty[stage].init(Config::kOwnO ? 4 * Config::kConsumers : Config::kConsumers);
+      smem.q_empty[stage].init(Config::kSplit ? 4 * Config::kConsumers : Config::kConsumers);
+      for (Barrier& barrier : smem.o_full[stage]) barrier.init(4);
     }
     for (int stage = 0; stage < Config::kStages; ++stage) {
       smem.k_full[stage].init(1);
@@ -666,7 +651,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   __syncthreads();
   if (warp < 4) {
     shrink_registers<Config::kProducerRegisters>();
-    if (warp == 0) Producer<Config>(arguments, smem, threadIdx.x % 32).run();
+    if (warp == 0) {
+      Producer<Config>(arguments, smem, threadIdx.x % 32).run();
+    } else if (!Config::kSplit && warp <= Config::kConsumers && threadIdx.x % 32 == 0) {
+      run_storer<Config>(arguments, smem, warp - 1);
+    }
   } else {
     grow_registers<Config::kConsumerRegisters>();
     Consumer<Config>(arguments, smem, warp / 4 - 1, threadIdx.x % 128).run();

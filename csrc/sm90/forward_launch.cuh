@@ -31,7 +31,7 @@ ForwardWorkspace plan_workspace(const ForwardParams& params) {
   const int64_t parts = splits > 1 ? splits * shape.batch * shape.heads_q * shape.seqlen_q : 0;
   WorkspacePlan plan;
   ForwardWorkspace at{};
-  plan.reserve(sizeof(int));
+  plan.reserve(sizeof(*ForwardArguments::ticket));
   at.mask_tiles =
       plan.reserve(mask_tiles_bytes(effective_mask(params.mask), shape.seqlen_k, Config::kBlockN));
   at.split_lse = plan.reserve(parts * sizeof(float));
@@ -67,7 +67,7 @@ cudaError_t launch_forward(const ForwardParams& params) {
   arguments.params = params;
   arguments.row_tiles = static_cast<int>(ceil_div(shape.seqlen_q, Config::kBlockM));
   arguments.work_count = static_cast<int>(arguments.row_tiles * shape.heads_q * shape.batch);
-  arguments.ticket = reinterpret_cast<int*>(workspace);
+  arguments.ticket = reinterpret_cast<unsigned*>(workspace);
   arguments.mask =
       carve_mask_tiles(mask, params.visit, shape.seqlen_k, Config::kBlockN, workspace + at.mask_tiles);
   arguments.exponent_scale = exponent_scale(params.softmax_scale);
@@ -99,7 +99,7 @@ cudaError_t launch_forward(const ForwardParams& params) {
     if (error != cudaSuccess) return error;
   }
 
-  error = cudaMemsetAsync(arguments.ticket, 0, sizeof(int), stream);
+  error = cudaMemsetAsync(arguments.ticket, 0, sizeof(*arguments.ticket), stream);
   if (error != cudaSuccess) return error;
   error = launch_mask_prepass(mask, shape, arguments.mask, stream);
   if (error != cudaSuccess) return error;

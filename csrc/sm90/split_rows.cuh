@@ -37,12 +37,13 @@ __device__ __forceinline__ PackedRow packed_row(const SplitPlan& plan, int row) 
 }
 
 // All threads of a block clear the rows of Q that nothing will ever be loaded into, so that what is computed
-// of them, and not stored, is finite. They synchronise afterwards.
+// of them, and not stored, is finite. They synchronise afterwards. `shared` is all stages of Q.
 template <class Config>
 __device__ __forceinline__ void clear_unused_q(char* shared, const SplitPlan& plan) {
   const int used = plan.group_rows * plan.pack;
   if (used == kWarpgroupRows) return;
-  for (int chunk = threadIdx.x; chunk < Config::QTile::kBytes / 16; chunk += Config::kThreads) {
+  for (int chunk = threadIdx.x; chunk < Config::kQStages * Config::QTile::kBytes / 16;
+       chunk += Config::kThreads) {
     if (chunk / 8 % kWarpgroupRows >= used) reinterpret_cast<int4*>(shared)[chunk] = {0, 0, 0, 0};
   }
   fence_async_shared();

@@ -1,0 +1,676 @@
+// Algorithm 1 of the paper on wgmma: warp-specialised and persistent. One producer warp finds the column
+// tiles that a row tile visits and has TMA fetch them; each consumer warpgroup owns 64 query rows.
+#pragma once
+
+#include <type_traits>
+
+#include "common/mask_fragment.cuh"
+#include "common/softmax.cuh"
+#include "sm90/before/split_rows.cuh"
+#include "sm90/operand.cuh"
+#include "sm90/ptx.cuh"
+#include "sm90/wgmma.cuh"
+
+namespace flashmask::sm90 {
+
+inline constexpr int kMaxSmemBytes = 232448;
+
+template <typename Element_, int kHeadDim_, int kHeadDimV_, int kConsumers_, int kBlockN_, int kStages_,
+          int kOrdered_, int kFlat_, bool kDense_, bool kSplit_>
+struct ForwardConfig {
+  using Element = Element_;
+  static constexpr int kHeadDim = kHeadDim_;
+  static constexpr int kHeadDimV = kHeadDimV_;
+  static constexpr int kConsumers = kConsumers_;  // warpgroups
+  static constexpr int kBlockM = 64 * kConsumers;
+  static constexpr int kBlockN = kBlockN_;
+  static constexpr int kStages = kStages_;     // of K and of V
+  static constexpr bool kOrdered = kOrdered_;  // consumers issue their products in turns
+  // Row tiles follow each other as column tiles do: the first product of the next runs beside the last of
+  // this one. Q has two stages then, and O takes the place of its Q.
+  static constexpr bool kFlat = kFlat_ && !kSplit_;
+  static constexpr int kQStages = kFlat ? 2 : 1;
+  static constexpr bool kDense = kDense_;  // test mode: the mask is read from a dense matrix
+  static constexpr bool kSplit = kSplit_;  // few query rows: row tiles and key columns as SplitPlan says
+  static constexpr bool kDropout = false;
+  static constexpr bool kDeterministic = false;
+  static constexpr int kThreads = 128 * (1 + kConsumers);
+  static constexpr int kProducerRegisters = kConsumers == 2 ? 40 : 32;
+  static constexpr int kConsumerRegisters = kConsumers == 2 ? 232 : 160;
+  static_assert(kConsumers == 2 || kConsumers == 3,
+                "the register file is divided for two or three consumers");
+  static_assert(128 * (kProducerRegisters + kConsumers * kConsumerRegisters) <= 65536, "registers of an SM");
+  static_assert(kBlockN % 16 == 0, "P is read 16 columns at a time");
+
+  using QTile = Operand<kBlockM, kHeadDim>;
+  using KTile = Operand<kBlockN, kHeadDim>;
+  using VTile = Operand<kBlockN, kHeadDimV>;
+  using OTile = Operand<kBlockM, kHeadDimV>;
+
+  // One entry of the K ring. `work` is a row tile's number or -1: no more work; `tile` a column tile or -1:
+  // no more of them, or, where row tiles follow each other, none at all.
+  struct Step {
+    int work;
+    int tile;
+    uint32_t touched;  // TileVisit's; the slots that mask elements of the tile are in Smem::slots
+  };
+
+  // Where O has room of its own, or needs none since a split's goes from registers to memory, Q of the next
+  // row tile is fetched while O of this one is finished and stored. Elsewhere a consumer's rows of O take the
+  // place of its rows of Q.
+  static constexpr int kOperandBytes = kQStages * QTile::kBytes + kStages * (KTile::kBytes + VTile::kBytes);
+  static constexpr int kSlotBytes = kStages * kMaxSlots * kBlockN * static_cast<int>(sizeof(Slot));
+  static constexpr bool kOwnO =
+      kSplit || (!kFlat && kOperandBytes + OTile::kBytes + kSlotBytes + 1024 <= kMaxSmemBytes);
+  static_assert(kOwnO || OTile::kBytes <= QTile::kBytes, "O fits where Q was");
+
+  struct alignas(1024) Smem {
+    char q[kQStages][QTile::kBytes];
+    char k[kStages][KTile::kBytes];
+    char v[kStages][VTile::kBytes];
+    char own_o[kOwnO && !kSplit ? OTile::kBytes : 16];
+    alignas(128) Slot slots[kStages][kMaxSlots][kBlockN];
+    Step steps[kStages];
+    Barrier q_full[kQStages], q_empty[kQStages];
+    Barrier k_full[kStages], k_empty[kStages];
+    Barrier v_full[kStages], v_empty[kStages];
+  };
+  static_assert(sizeof(Smem) <= kMaxSmemBytes, "Hopper offers a block 227 KB of shared memory");
+};
+
+struct ForwardArguments {
+  CUtensorMap q, k, v, o;  // boxes: 64 rows (q, o) or block_n rows (k, v) of one panel; splits: see there
+  ForwardParams params;
+  MaskTiles mask;
+  int row_tiles;
+  int work_count;        // row_tiles * Hq * B
+  int* ticket;           // zeroed; the next row tile that nobody has taken
+  float exponent_scale;  // exponent_scale(softmax_scale)
+  bool negated;          // softmax_scale < 0
+  SplitArguments split;
+};
+
+// Where a pipeline stands: stage and the parity of its barriers.
+template <int kStages>
+struct Stage {
+  int index = 0;
+  int parity = 0;
+
+  __device__ __forceinline__ void advance() {
+    if (++index == kStages) {
+      index = 0;
+      parity ^= 1;
+    }
+  }
+};
+
+// Row tiles of a head together, the last, which under causality is the longest, first.
+struct Work {
+  int row_tile;
+  int head;
+  int batch;
+
+  __device__ __forceinline__ Work(int number, const ForwardArguments& arguments)
+      : row_tile(arguments.row_tiles - 1 - number % arguments.row_tiles),
+        head(number / arguments.row_tiles % arguments.params.shape.heads_q),
+        batch(number / arguments.row_tiles / arguments.params.shape.heads_q) {}
+};
+
+// A split of a row tile. What reads the same part of K and V comes together.
+struct SplitWork {
+  int row_tile;
+  int head;  // the first of those that are packed
+  int batch;
+  int split;
+
+  __device__ __forceinline__ SplitWork(int number, const ForwardArguments& arguments) {
+    const Shape& shape = arguments.params.shape;
+    const SplitPlan& plan = arguments.split.plan;
+    const int units = shape.heads_q / shape.heads_k / plan.pack;  // of a K head's query heads
+    row_tile = number % plan.row_tiles;
+    number /= plan.row_tiles;
+    const int unit = number % units;
+    number /= units;
+    split = number % plan.splits;
+    number /= plan.splits;
+    head = (number % shape.heads_k * units + unit) * plan.pack;
+    batch = number / shape.heads_k;
+  }
+};
+
+template <class Config>
+using WorkOf = std::conditional_t<Config::kSplit, SplitWork, Work>;
+
+// The producer warp. All its lanes walk together; lane 0 speaks.
+template <class Config>
+class Producer {
+ public:
+  __device__ __forceinline__ Producer(const ForwardArguments& arguments, typename Config::Smem& smem,
+                                      int lane)
+      : arguments_(arguments), smem_(smem), lane_(lane) {}
+
+  __device__ __forceinline__ void run() {
+    int number = __shfl_sync(~0u, take_ticket(), 0);
+    while (number < arguments_.work_count) {
+      const int next = take_ticket();  // ahead of its use, so that the round trip is hidden
+      produce(number);
+      number = __shfl_sync(~0u, next, 0);
+    }
+    push_due_v();
+    push_step({-1, -1, 0});
+  }
+
+ private:
+  // Lane 0's value counts.
+  __device__ __forceinline__ int take_ticket() { return lane_ == 0 ? atomicAdd(arguments_.ticket, 1) : 0; }
+
+  __device__ __forceinline__ void produce(int number) {
+    const WorkOf<Config> work(number, arguments_);
+    const MaskTiles& mask = arguments_.mask;
+    const Shape& shape = arguments_.params.shape;
+    const MaskPlane plane = plane_at(mask, plane_index(mask, shape, work.batch, work.head));
+    const int head_k = work.head / (shape.heads_q / shape.heads_k);
+    int block_rows = Config::kBlockM;
+    TileSpan span{0, mask.tile_count};
+    if constexpr (Config::kSplit) {
+      block_rows = Config::kConsumers * arguments_.split.plan.group_rows;
+      span = tiles_of_split(arguments_.split.plan, work.split, mask.tile_count);
+    }
+    const int row_begin = work.row_tile * block_rows;
+    const int row_end = min(static_cast<int>(shape.seqlen_q), row_begin + block_rows);
+    const int group_end =
+        Config::kSplit ? (span.end + kTilesPerGroup - 1) / kTilesPerGroup : mask.group_count;
+    bool any = false;
+
+    for (int base = span.begin / kTilesPerGroup; base < group_end; base += 32) {
+      const bool live =
+          base + lane_ < group_end && visits_group(mask, plane, base + lane_, row_begin, row_end);
+      for (uint32_t groups = __ballot_sync(~0u, live); groups != 0; groups &= groups - 1) {
+        const int first = (base + __ffs(static_cast<int>(groups)) - 1) * kTilesPerGroup;
+        TileVisit visit{false, 0};
+        if (first + lane_ < span.end && (!Config::kSplit || first + lane_ >= span.begin))
+          visit = visit_tile(mask, plane, first + lane_, row_begin, row_end);
+        for (uint32_t tiles = __ballot_sync(~0u, visit.visited); tiles != 0; tiles &= tiles - 1) {
+          const int bit = __ffs(static_cast<int>(tiles)) - 1;
+          const int tile = first + bit;
+          uint32_t touched = __shfl_sync(~0u, visit.touched, bit);
+          if (int64_t{tile + 1} * Config::kBlockN > shape.seqlen_k) touched |= touch_bits_of_any(1);
+          push_k(number, tile, touched, plane, head_k, work.batch);
+          push_due_v();  // before Q, which may have to wait for what needs V
+          if (!any) load_q(work);
+          any = true;
+          due_ = {tile, head_k, work.batch};
+        }
+      }
+    }
+    if (!Config::kFlat || !any) {
+      push_due_v();
+      if (!any) load_q(work);  // nobody reads it, but O takes its place
+      push_step({number, -1, 0});
+    }
+  }
+
+  __device__ __forceinline__ void load_q(const WorkOf<Config>& work) {
+    smem_.q_empty[q_.index].wait(q_.parity ^ 1);
+    char* shared = smem_.q[q_.index];
+    Barrier& full = smem_.q_full[q_.index];
+    if constexpr (Config::kSplit) {
+      if (lane_ == 0) {
+        const SplitPlan& plan = arguments_.split.plan;
+        load_packed_q<Config>(shared, &arguments_.q, full, plan,
+                              work.row_tile * Config::kConsumers * plan.group_rows, work.head, work.batch);
+      }
+    } else if (lane_ == 0) {
+      full.arrive_expect(Config::QTile::kBytes);
+      for (int panel = 0; panel < Config::QTile::kPanels; ++panel) {
+        for (int rows = 0; rows < Config::kConsumers; ++rows) {
+          tma_load(shared + panel * Config::QTile::kPanelBytes + rows * 64 * 128, &arguments_.q, full,
+                   panel * 64, work.row_tile * Config::kBlockM + rows * 64, work.head, work.batch);
+        }
+      }
+    }
+    __syncwarp();
+    q_.advance();
+  }
+
+  __device__ __forceinline__ void push_k(int number, int tile, uint32_t touched, const MaskPlane& plane,
+                                         int head_k, int batch) {
+    const int stage = k_.index;
+    smem_.k_empty[stage].wait(k_.parity ^ 1);
+    if (lane_ == 0) {
+      constexpr int kSlotBytes = Config::kBlockN * static_cast<int>(sizeof(Slot));
+      smem_.steps[stage] = {number, tile, touched};
+      smem_.k_full[stage].arrive_expect(Config::KTile::kBytes + __popc(touched & kSlotBits) * kSlotBytes);
+      for (int panel = 0; panel < Config::KTile::kPanels; ++panel) {
+        tma_load(smem_.k[stage] + panel * Config::KTile::kPanelBytes, &arguments_.k, smem_.k_full[stage],
+                 panel * 64, tile * Config::kBlockN, head_k, batch);
+      }
+      for (uint32_t slots = touched & kSlotBits; slots != 0; slots &= slots - 1) {
+        const int slot = __ffs(static_cast<int>(slots)) - 1;
+        const int64_t column = (int64_t{slot} * arguments_.mask.tile_count + tile) * Config::kBlockN;
+        bulk_load(smem_.slots[stage][slot], plane.slots + column, kSlotBytes, smem_.k_full[stage]);
+      }
+    }
+    __syncwarp();
+    k_.advance();
+  }
+
+  // An entry that brings no tile.
+  __device__ __forceinline__ void push_step(const typename Config::Step& step) {
+    smem_.k_empty[k_.index].wait(k_.parity ^ 1);
+    if (lane_ == 0) {
+      smem_.steps[k_.index] = step;
+      smem_.k_full[k_.index].arrive();
+    }
+    __syncwarp();
+    k_.advance();
+  }
+
+  // V follows the K of the tile after.
+  __device__ __forceinline__ void push_due_v() {
+    if (due_.tile < 0) return;
+    const int stage = v_.index;
+    smem_.v_empty[stage].wait(v_.parity ^ 1);
+    if (lane_ == 0) {
+      smem_.v_full[stage].arrive_expect(Config::VTile::kBytes);
+      for (int panel = 0; panel < Config::VTile::kPanels; ++panel) {
+        tma_load(smem_.v[stage] + panel * Config::VTile::kPanelBytes, &arguments_.v, smem_.v_full[stage],
+                 panel * 64, due_.tile * Config::kBlockN, due_.head_k, due_.batch);
+      }
+    }
+    __syncwarp();
+    v_.advance();
+    due_.tile = -1;
+  }
+
+  const ForwardArguments& arguments_;
+  typename Config::Smem& smem_;
+  int lane_;
+  struct {
+    int tile = -1;
+    int head_k, batch;
+  } due_;  // the tile whose V has not been fetched
+  Stage<Config::kQStages> q_;
+  Stage<Config::kStages> k_, v_;
+};
+
+// One consumer warpgroup: 64 rows of every row tile that its block takes.
+template <class Config>
+class Consumer {
+ public:
+  using Element = typename Config::Element;
+  static constexpr int kN8 = Config::kBlockN / 8, kO8 = Config::kHeadDimV / 8;
+  using ScoreProduct = Wgmma<Element, Config::kBlockN, false>;
+  using OutputProduct = Wgmma<Element, Config::kHeadDimV, true>;
+  using Scores = float[1][kN8][4];
+  using Output = float[1][kO8][4];
+  using Probabilities = uint32_t[Config::kBlockN / 16][4];
+
+  __device__ __forceinline__ Consumer(const ForwardArguments& arguments, typename Config::Smem& smem,
+                                      int group, int thread)
+      : arguments_(arguments), smem_(smem), group_(group), thread_(thread) {}
+
+  __device__ __forceinline__ void run() {
+    if (Config::kOrdered && group_ == Config::kConsumers - 1)
+      named_barrier_arrive(kOrderBarrier, 256);  // the first group may start
+    if constexpr (Config::kFlat) {
+      for (typename Config::Step step = next_step(); step.work >= 0;) step = consume_flat(step);
+    } else {
+      for (typename Config::Step step = next_step(); step.work >= 0; step = next_step()) consume(step);
+    }
+    if (thread_ == 0) bulk_wait_read();  // the block's shared memory must outlive its stores
+  }
+
+ private:
+  // Named barriers: 0 is __syncthreads; then one a group for the order of products, one a group for its own
+  // threads.
+  static constexpr int kOrderBarrier = 1;
+  static constexpr int kGroupBarrier = kOrderBarrier + Config::kConsumers;
+
+  // The entry of the K ring that comes next, once its K is there.
+  __device__ __forceinline__ typename Config::Step next_step() {
+    smem_.k_full[k_.index].wait(k_.parity);
+    return smem_.steps[k_.index];
+  }
+
+  __device__ __forceinline__ void consume(typename Config::Step step) {
+    const WorkOf<Config> work(step.work, arguments_);
+    OnlineSoftmax<1> softmax;
+    Output output;
+    set_zero(output);
+
+    smem_.q_full[0].wait(q_.parity);
+    q_.advance();
+    if (step.tile >= 0) {
+      Probabilities p;
+      start_row_tile(step, work, softmax, p);
+      for (step = next_step(); step.tile >= 0;) {
+        Scores scores;
+        if constexpr (Config::kOrdered) named_barrier_sync(kOrderBarrier + group_, 256);
+        multiply_scores(scores, 0);
+        smem_.v_full[v_.index].wait(v_.parity);
+        multiply_output(output, p);
+        if constexpr (Config::kOrdered)
+          named_barrier_arrive(kOrderBarrier + (group_ + 1) % Config::kConsumers, 256);
+        wgmma_wait<1>();
+        pin(flat(scores));
+        float rescale[1][2];
+        weigh(scores, step, work, softmax, rescale);
+        step = next_step();  // while O += P V runs
+        wgmma_wait_behind<0>(__float_as_uint(scores[0][kN8 - 1][1]) | __float_as_uint(scores[0][kN8 - 1][3]));
+        pin(flat(output));
+        release(smem_.v_empty[v_.index]);
+        v_.advance();
+        rescale_output(output, rescale);
+        round(scores, p);
+      }
+      finish_list();
+      finish_output(output, p);
+    } else {
+      finish_list();
+    }
+    store(work, softmax, output);
+  }
+
+  // Row tiles in a row, from one on until an entry without a tile comes, which is returned: at the end of all
+  // work, or after a row tile that sees no key.
+  __device__ __forceinline__ typename Config::Step consume_flat(typename Config::Step step) {
+    Work work(step.work, arguments_);
+    int number = step.work;
+    OnlineSoftmax<1> softmax;
+    Output output;
+    set_zero(output);
+
+    smem_.q_full[q_.index].wait(q_.parity);
+    if (step.tile < 0) {
+      release(smem_.k_empty[k_.index]);
+      k_.advance();
+      store(work, softmax, output);
+      return next_step();
+    }
+    Probabilities p;
+    start_row_tile(step, work, softmax, p);
+    for (step = next_step(); step.tile >= 0;) {
+      const bool fresh = step.work != number;
+      Stage<Config::kQStages> q = q_;
+      if (fresh) {
+        q.advance();
+        give_back_q();  // or it would wait for the next row tile, and that for it
+        smem_.q_full[q.index].wait(q.parity);
+      }
+      Scores scores;
+      if constexpr (Config::kOrdered) named_barrier_sync(kOrderBarrier + group_, 256);
+      multiply_scores(scores, q.index);
+      smem_.v_full[v_.index].wait(v_.parity);
+      multiply_output(output, p);
+      if constexpr (Config::kOrdered)
+        named_barrier_arrive(kOrderBarrier + (group_ + 1) % Config::kConsumers, 256);
+      wgmma_wait<1>();
+      pin(flat(scores));
+      const Work work_before = work;
+      const OnlineSoftmax<1> softmax_before = softmax;
+      if (fresh) {
+        number = step.work;
+        work = Work(number, arguments_);
+        softmax = OnlineSoftmax<1>();
+      }
+      float rescale[1][2];
+      weigh(scores, step, work, softmax, rescale);
+      step = next_step();  // while O += P V runs
+      wgmma_wait_behind<0>(__float_as_uint(scores[0][kN8 - 1][1]) | __float_as_uint(scores[0][kN8 - 1][3]));
+      pin(flat(output));
+      release(smem_.v_empty[v_.index]);
+      v_.advance();
+      if (fresh) {
+        store(work_before, softmax_before, output);
+        set_zero(output);
+      } else {
+        give_back_q();
+        rescale_output(output, rescale);
+      }
+      round(scores, p);
+    }
+    finish_output(output, p);
+    store(work, softmax, output);
+    return step;
+  }
+
+  // The first column tile of a row tile, when no product of another is left to run beside it.
+  __device__ __forceinline__ void start_row_tile(const typename Config::Step& step,
+                                                 const WorkOf<Config>& work, OnlineSoftmax<1>& softmax,
+                                                 Probabilities& p) {
+    Scores scores;
+    multiply_scores(scores, Config::kFlat ? q_.index : 0);
+    wgmma_wait<0>();
+    pin(flat(scores));
+    float rescale[1][2];
+    weigh(scores, step, work, softmax, rescale);
+    round(scores, p);
+  }
+
+  // The last O += P V.
+  __device__ __forceinline__ void finish_output(Output& output, const Probabilities& p) {
+    smem_.v_full[v_.index].wait(v_.parity);
+    multiply_output(output, p);
+    wgmma_wait<0>();
+    pin(flat(output));
+    release(smem_.v_empty[v_.index]);
+    v_.advance();
+  }
+
+  // Gives back the Q whose place O has left.
+  __device__ __forceinline__ void give_back_q() {
+    if (leaving_ < 0) return;
+    if (thread_ == 0) {
+      bulk_wait_read();
+      smem_.q_empty[leaving_].arrive();
+    }
+    leaving_ = -1;
+  }
+
+  static __device__ __forceinline__ void set_zero(Output& output) {
+#pragma unroll
+    for (int n = 0; n < kO8; ++n)
+#pragma unroll
+      for (int e = 0; e < 4; ++e) output[0][n][e] = 0.f;
+  }
+
+  // Gives back the entry that ended the list and, if O does not need its place, Q.
+  __device__ __forceinline__ void finish_list() {
+    release(smem_.k_empty[k_.index]);
+    k_.advance();
+    if (Config::kOwnO) release(smem_.q_empty[0]);
+  }
+
+  template <int kCount>
+  static __device__ __forceinline__ float (&flat(float (&fragments)[1][kCount][4]))
+      [kCount * 4] { return reinterpret_cast<float (&)[kCount * 4]>(fragments); }
+
+  // A barrier that counts warps: lane 0 speaks for its warp once all lanes are done.
+  __device__ __forceinline__ void release(Barrier& barrier) {
+    __syncwarp();
+    if (thread_ % 32 == 0) barrier.arrive();
+  }
+
+  // Starts S = Q K^T.
+  __device__ __forceinline__ void multiply_scores(Scores& scores, int q_stage) {
+    const uint32_t q = Config::QTile::columns_base(shared_address(smem_.q[q_stage]));
+    const uint32_t k = Config::KTile::columns_base(shared_address(smem_.k[k_.index]));
+    pin(flat(scores));
+    wgmma_fence();
+#pragma unroll
+    for (int d = 0; d < Config::kHeadDim / 16; ++d) {
+      ScoreProduct::ss(flat(scores), Config::QTile::depth_columns(q, group_ * 64, d),
+                       Config::KTile::depth_columns(k, 0, d), d > 0);
+    }
+    wgmma_commit();
+  }
+
+  // Starts O += P V.
+  __device__ __forceinline__ void multiply_output(Output& output, const Probabilities& p) {
+    const uint32_t v = Config::VTile::rows_base(shared_address(smem_.v[v_.index]));
+    pin(flat(output));
+    wgmma_fence();
+#pragma unroll
+    for (int n = 0; n < Config::kBlockN / 16; ++n) {
+      OutputProduct::rs(flat(output), p[n], Config::VTile::depth_rows(v, n), true);
+    }
+    wgmma_commit();
+  }
+
+  // Masks the scores of a step, gives its K stage back, and turns scores into weights.
+  __device__ __forceinline__ void weigh(Scores& scores, const typename Config::Step& step,
+                                        const WorkOf<Config>& work, OnlineSoftmax<1>& softmax,
+                                        float (&rescale)[1][2]) {
+    int lane_row = work.row_tile * Config::kBlockM + group_ * 64 + thread_ / 32 * 16 + thread_ % 32 / 4;
+    int row_step = 8;
+    if constexpr (Config::kSplit) {
+      const SplitPlan& plan = arguments_.split.plan;
+      const int lane_packed = thread_ / 32 * 16 + thread_ % 32 / 4;
+      const int first = packed_row(plan, lane_packed).row;
+      lane_row = (work.row_tile * Config::kConsumers + group_) * plan.group_rows + first;
+      row_step = packed_row(plan, lane_packed + 8).row - first;
+    }
+    const int lane_column = 2 * (thread_ % 4);
+    const auto row_of = [](int) { return 0; };
+    const auto column_of = [](int n) { return 8 * n; };
+    if (arguments_.negated) negate(scores);
+    if constexpr (Config::kDense) {
+      const Shape& shape = arguments_.params.shape;
+      mask_by_dense(scores, dense_plane(arguments_.mask, shape, work.batch, work.head), shape.seqlen_q,
+                    shape.seqlen_k, lane_row, step.tile * Config::kBlockN + lane_column, row_of, column_of,
+                    row_step);
+    } else {
+#pragma unroll 1
+      for (uint32_t slots = step.touched & kSlotBits; slots != 0; slots &= slots - 1) {
+        const int slot = __ffs(static_cast<int>(slots)) - 1;
+        with_ends(step.touched, slot, [&](auto starts, auto ends) {
+          mask_by_slot<decltype(starts)::value, decltype(ends)::value>(
+              scores, smem_.slots[k_.index][slot], lane_row, lane_column, row_of, column_of, row_step);
+        });
+      }
+    }
+    release(smem_.k_empty[k_.index]);
+    k_.advance();
+    softmax.advance(scores, arguments_.exponent_scale, rescale);
+  }
+
+  // O to the new maximum. Rare once the large keys have been met: the warp votes on both rows at once.
+  static __device__ __forceinline__ void rescale_output(Output& output, const float (&rescale)[1][2]) {
+    if (__any_sync(~0u, rescale[0][0] != 1.f || rescale[0][1] != 1.f)) {
+#pragma unroll
+      for (int n = 0; n < kO8; ++n)
+#pragma unroll
+        for (int e = 0; e < 4; ++e) output[0][n][e] *= rescale[0][e / 2];
+    }
+  }
+
+  // Weights to the 16-bit A fragments of the second product.
+  static __device__ __forceinline__ void round(const Scores& scores, Probabilities& p) {
+#pragma unroll
+    for (int n = 0; n < kN8; ++n) {
+      p[n / 2][n % 2 * 2] = pack<Element>(scores[0][n][0], scores[0][n][1]);
+      p[n / 2][n % 2 * 2 + 1] = pack<Element>(scores[0][n][2], scores[0][n][3]);
+    }
+  }
+
+  __device__ __forceinline__ void store(const WorkOf<Config>& work, const OnlineSoftmax<1>& softmax,
+                                        const Output& output) {
+    if constexpr (Config::kSplit) {
+      store_split<Config>(arguments_.split, arguments_.params, work, group_, thread_, softmax, output,
+                          arguments_.exponent_scale);
+    } else {
+      store_tile(work, softmax, output);
+    }
+  }
+
+  __device__ __forceinline__ void store_tile(const Work& work, const OnlineSoftmax<1>& softmax,
+                                             const Output& output) {
+    const Shape& shape = arguments_.params.shape;
+    const int lane = thread_ % 32;
+    const int group_row = work.row_tile * Config::kBlockM + group_ * 64;
+    float* lse = static_cast<float*>(arguments_.params.lse) +
+                 (int64_t{work.batch} * shape.heads_q + work.head) * shape.seqlen_q;
+    if constexpr (Config::kFlat) give_back_q();
+    char* place = Config::kOwnO ? smem_.own_o : smem_.q[Config::kFlat ? q_.index : 0];
+    if (Config::kOwnO) {  // the row tile before must have been read
+      if (thread_ == 0) bulk_wait_read();
+      named_barrier_sync(kGroupBarrier + group_, 128);
+    }
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      const float sum = softmax.total(0, h);
+      const float inverse = sum == 0.f ? 0.f : 1.f / sum;
+      const int row = thread_ / 32 * 16 + 8 * h + lane / 4;
+      if (lane % 4 == 0 && group_row + row < shape.seqlen_q)
+        lse[group_row + row] = softmax.lse(0, h, sum, arguments_.exponent_scale);
+#pragma unroll
+      for (int n = 0; n < kO8; ++n) {
+        *reinterpret_cast<uint32_t*>(place + Config::OTile::offset(group_ * 64 + row, n) + lane % 4 * 4) =
+            pack<Element>(output[0][n][2 * h] * inverse, output[0][n][2 * h + 1] * inverse);
+      }
+    }
+    fence_async_shared();
+    named_barrier_sync(kGroupBarrier + group_, 128);
+    if (thread_ == 0) {
+      for (int panel = 0; panel < Config::OTile::kPanels; ++panel) {
+        tma_store(&arguments_.o, place + panel * Config::OTile::kPanelBytes + group_ * 64 * 128, panel * 64,
+                  group_row, work.head, work.batch);
+      }
+      bulk_commit();
+      if (!Config::kOwnO && !Config::kFlat) {
+        bulk_wait_read();
+        smem_.q_empty[0].arrive();
+      }
+    }
+    if constexpr (Config::kFlat) {
+      leaving_ = q_.index;
+      q_.advance();
+    }
+  }
+
+  const ForwardArguments& arguments_;
+  typename Config::Smem& smem_;
+  int group_;
+  int thread_;
+  int leaving_ = -1;  // the stage of Q from whose place O is being copied
+  Stage<Config::kQStages> q_;
+  Stage<Config::kStages> k_, v_;
+};
+
+// Grid: as many blocks as run at once; each takes row tiles until none is left.
+template <class Config>
+__global__ void __launch_bounds__(Config::kThreads, 1)
+    forward_kernel(const __grid_constant__ ForwardArguments arguments) {
+  extern __shared__ __align__(1024) char smem_raw[];
+  auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_raw);
+  const int warp = uniform(threadIdx.x / 32);
+  if (threadIdx.x == 0) {
+    for (int stage = 0; stage < Config::kQStages; ++stage) {
+      smem.q_full[stage].init(1);
+      smem.q_empty[stage].init(Config::kOwnO ? 4 * Config::kConsumers : Config::kConsumers);
+    }
+    for (int stage = 0; stage < Config::kStages; ++stage) {
+      smem.k_full[stage].init(1);
+      smem.k_empty[stage].init(4 * Config::kConsumers);
+      smem.v_full[stage].init(1);
+      smem.v_empty[stage].init(4 * Config::kConsumers);
+    }
+    fence_barrier_init();
+    prefetch_descriptor(&arguments.q);
+    prefetch_descriptor(&arguments.k);
+    prefetch_descriptor(&arguments.v);
+    if (!Config::kSplit) prefetch_descriptor(&arguments.o);
+  }
+  if constexpr (Config::kSplit) clear_unused_q<Config>(smem.q[0], arguments.split.plan);
+  __syncthreads();
+  if (warp < 4) {
+    shrink_registers<Config::kProducerRegisters>();
+    if (warp == 0) Producer<Config>(arguments, smem, threadIdx.x % 32).run();
+  } else {
+    grow_registers<Config::kConsumerRegisters>();
+    Consumer<Config>(arguments, smem, warp / 4 - 1, threadIdx.x % 128).run();
+  }
+}
+
+}  // namespace flashmask::sm90

@@ -1,0 +1,131 @@
+// Host side of the Hopper forward kernel: workspace plan, descriptors, pre-pass, launch.
+#pragma once
+
+#include <algorithm>
+
+#include "common/kernel_table.h"
+#include "common/mask_prepass.h"
+#include "common/merge_splits.h"
+#include "common/split_plan.h"
+#include "sm90/before/forward_kernel.cuh"
+#include "sm90/tensor_map.h"
+
+namespace flashmask::sm90 {
+
+template <class Config>
+SplitPlan split_plan_of(const ForwardParams& params) {
+  return plan_splits(params.shape, effective_mask(params.mask).heads, Config::kConsumers, Config::kBlockN);
+}
+
+// Where things lie in the workspace; the ticket comes first.
+struct ForwardWorkspace {
+  int64_t mask_tiles;
+  int64_t split_lse, split_o;  // SplitArguments
+  int64_t bytes;
+};
+
+template <class Config>
+ForwardWorkspace plan_workspace(const ForwardParams& params) {
+  const Shape& shape = params.shape;
+  const int splits = Config::kSplit ? split_plan_of<Config>(params).splits : 1;
+  const int64_t parts = splits > 1 ? splits * shape.batch * shape.heads_q * shape.seqlen_q : 0;
+  WorkspacePlan plan;
+  ForwardWorkspace at{};
+  plan.reserve(sizeof(int));
+  at.mask_tiles =
+      plan.reserve(mask_tiles_bytes(effective_mask(params.mask), shape.seqlen_k, Config::kBlockN));
+  at.split_lse = plan.reserve(parts * sizeof(float));
+  at.split_o = plan.reserve(parts * shape.head_dim_v * sizeof(float));
+  at.bytes = plan.end();
+  return at;
+}
+
+template <class Config>
+int64_t forward_workspace_bytes(const ForwardParams& params) {
+  return plan_workspace<Config>(params).bytes;
+}
+
+template <class Config>
+cudaError_t encode_queries(CUtensorMap* map, const ForwardParams& params, const SplitPlan& plan) {
+  const Shape& shape = params.shape;
+  if constexpr (Config::kSplit) {
+    return encode_packed_tensor_map(map, params.q, params.dtype, shape.batch, shape.seqlen_q, shape.heads_q,
+                                    shape.head_dim, plan.pack, plan.group_rows);
+  }
+  return encode_tensor_map(map, params.q, params.dtype, shape.batch, shape.seqlen_q, shape.heads_q,
+                           shape.head_dim, 64);
+}
+
+template <class Config>
+cudaError_t launch_forward(const ForwardParams& params) {
+  const auto stream = static_cast<cudaStream_t>(params.stream);
+  const Shape& shape = params.shape;
+  const Mask mask = effective_mask(params.mask);
+  const ForwardWorkspace at = plan_workspace<Config>(params);
+  char* const workspace = static_cast<char*>(params.workspace);
+  ForwardArguments arguments{};
+  arguments.params = params;
+  arguments.row_tiles = static_cast<int>(ceil_div(shape.seqlen_q, Config::kBlockM));
+  arguments.work_count = static_cast<int>(arguments.row_tiles * shape.heads_q * shape.batch);
+  arguments.ticket = reinterpret_cast<int*>(workspace);
+  arguments.mask =
+      carve_mask_tiles(mask, params.visit, shape.seqlen_k, Config::kBlockN, workspace + at.mask_tiles);
+  arguments.exponent_scale = exponent_scale(params.softmax_scale);
+  arguments.negated = params.softmax_scale < 0;
+  if constexpr (Config::kSplit) {
+    const SplitPlan plan = split_plan_of<Config>(params);
+    arguments.split.plan = plan;
+    if (plan.splits > 1) {
+      arguments.split.lse = reinterpret_cast<float*>(workspace + at.split_lse);
+      arguments.split.o = reinterpret_cast<float*>(workspace + at.split_o);
+    }
+    arguments.work_count =
+        static_cast<int>(int64_t{plan.row_tiles} * (shape.heads_q / plan.pack) * shape.batch * plan.splits);
+  }
+
+  if (arguments.work_count == 0) return cudaSuccess;
+
+  cudaError_t error = encode_queries<Config>(&arguments.q, params, arguments.split.plan);
+  if (error != cudaSuccess) return error;
+  error = encode_tensor_map(&arguments.k, params.k, params.dtype, shape.batch, shape.seqlen_k, shape.heads_k,
+                            shape.head_dim, Config::kBlockN);
+  if (error != cudaSuccess) return error;
+  error = encode_tensor_map(&arguments.v, params.v, params.dtype, shape.batch, shape.seqlen_k, shape.heads_k,
+                            shape.head_dim_v, Config::kBlockN);
+  if (error != cudaSuccess) return error;
+  if constexpr (!Config::kSplit) {
+    error = encode_tensor_map(&arguments.o, params.o, params.dtype, shape.batch, shape.seqlen_q,
+                              shape.heads_q, shape.head_dim_v, 64);
+    if (error != cudaSuccess) return error;
+  }
+
+  error = cudaMemsetAsync(arguments.ticket, 0, sizeof(int), stream);
+  if (error != cudaSuccess) return error;
+  error = launch_mask_prepass(mask, shape, arguments.mask, stream);
+  if (error != cudaSuccess) return error;
+
+  int device = 0, multiprocessors = 0;
+  error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  if (error != cudaSuccess) return error;
+  constexpr int kSmemBytes = sizeof(typename Config::Smem);
+  error =
+      cudaFuncSetAttribute(forward_kernel<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
+  if (error != cudaSuccess) return error;
+  const int blocks = std::min(multiprocessors, arguments.work_count);
+  forward_kernel<Config><<<blocks, Config::kThreads, kSmemBytes, stream>>>(arguments);
+  error = cudaGetLastError();
+  if (error != cudaSuccess || arguments.split.o == nullptr) return error;
+  return launch_merge_splits(params, arguments.split.plan.splits, arguments.split.lse, arguments.split.o,
+                             stream);
+}
+
+template <class Config>
+constexpr ForwardKernel describe_forward(DType dtype) {
+  return describe_kernel<Config, ForwardParams>(dtype, forward_workspace_bytes<Config>,
+                                                launch_forward<Config>,
+                                                Config::kSplit ? split_plan_of<Config> : nullptr);
+}
+
+}  // namespace flashmask::sm90
