@@ -143,7 +143,6 @@ __device__ __forceinline__ TileVisit visit_rows(const MaskTiles& mask, ExtremesO
   if (mask.visit_all) return {true, touch_bits_of_any((1u << mask.slot_count) - 1)};
   const TileRange rows{row_begin, row_end, 0, 0};
   TileVisit visit{true, 0};
-#pragma unroll 1  // of three at most: what the compiler would unroll by four is never run
   for (int s = 0; s < mask.slot_count; ++s) {
     const SlotExtremes e = extremes_of_slot(s);
     if (covers(e, rows)) visit.visited = false;

@@ -5,10 +5,10 @@ namespace flashmask::sm90 {
 
 extern const ForwardKernel forward_d256_fp16[4];
 const ForwardKernel forward_d256_fp16[4] = {
-    describe_forward<ForwardConfig<__half, 256, 256, 2, 64, 2, 1, 0, false, true>>(DType::kFloat16),
-    describe_forward<ForwardConfig<__half, 256, 256, 2, 64, 2, 1, 0, true, true>>(DType::kFloat16),
-    describe_forward<ForwardConfig<__half, 256, 256, 2, 64, 2, 1, 0, false, false>>(DType::kFloat16),
-    describe_forward<ForwardConfig<__half, 256, 256, 2, 64, 2, 1, 0, true, false>>(DType::kFloat16),
+    describe_forward<ForwardConfig<__half, 256, 256, 2, 64, 2, false, true>>(DType::kFloat16),
+    describe_forward<ForwardConfig<__half, 256, 256, 2, 64, 2, true, true>>(DType::kFloat16),
+    describe_forward<ForwardConfig<__half, 256, 256, 2, 64, 2, false, false>>(DType::kFloat16),
+    describe_forward<ForwardConfig<__half, 256, 256, 2, 64, 2, true, false>>(DType::kFloat16),
 };
 
 }  // namespace flashmask::sm90

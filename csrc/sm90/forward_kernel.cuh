@@ -64,7 +64,7 @@ struct SplitWork {
 };
 
 template <typename Element_, int kHeadDim_, int kHeadDimV_, int kConsumers_, int kBlockN_, int kStages_,
-          int kOrdered_, int kJoined_, bool kDense_, bool kSplit_>
+          bool kDense_, bool kSplit_>
 struct ForwardConfig {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;
@@ -72,10 +72,9 @@ struct ForwardConfig {
   static constexpr int kConsumers = kConsumers_;  // warpgroups
   static constexpr int kBlockM = 64 * kConsumers;
   static constexpr int kBlockN = kBlockN_;
-  static constexpr int kStages = kStages_;     // of K and of V
-  static constexpr bool kOrdered = kOrdered_;  // consumers issue their products in turns
-  static constexpr bool kDense = kDense_;      // test mode: the mask is read from a dense matrix
-  static constexpr bool kSplit = kSplit_;      // few query rows: row tiles and key columns as SplitPlan says
+  static constexpr int kStages = kStages_;  // of K and of V
+  static constexpr bool kDense = kDense_;   // test mode: the mask is read from a dense matrix
+  static constexpr bool kSplit = kSplit_;   // few query rows: row tiles and key columns as SplitPlan says
   static constexpr bool kDropout = false;
   static constexpr bool kDeterministic = false;
   static constexpr int kThreads = 128 * (1 + kConsumers);
@@ -103,14 +102,11 @@ struct ForwardConfig {
   static constexpr uint32_t kOpens = 1u << 31;
 
   // O takes the place of its Q, a consumer's rows that of its rows; a split's goes from registers to memory.
-  // Where there is room for a second stage of Q, that of the next row tile is there before this one ends.
+  // Where there is room for a second stage of Q, that of the next row tile comes while this one is worked on.
   static_assert(OTile::kBytes <= QTile::kBytes, "O fits where Q was");
   static constexpr int kRingBytes =
       kStages * (KTile::kBytes + VTile::kBytes + kMaxSlots * kBlockN * static_cast<int>(sizeof(Slot)));
   static constexpr int kQStages = 2 * QTile::kBytes + kRingBytes + 1024 <= kMaxSmemBytes ? 2 : 1;
-  // The first product of a row tile runs beside the last of the one before.
-  static constexpr bool kJoined = kJoined_ && !kSplit;
-  static_assert(!kJoined || kQStages == 2, "two row tiles' Q are read beside each other");
 
   struct alignas(1024) Smem {
     char q[kQStages][QTile::kBytes];
@@ -120,7 +116,7 @@ struct ForwardConfig {
     Step steps[kStages];
     Work works[kQStages];
     Barrier q_full[kQStages], q_empty[kQStages];
-    Barrier o_full[kQStages][kConsumers];  // O of a consumer lies where its Q was
+    Barrier o_full[kQStages][kConsumers];
     Barrier k_full[kStages], k_empty[kStages];
     Barrier v_full[kStages], v_empty[kStages];
   };
@@ -339,8 +335,7 @@ class Consumer {
       : arguments_(arguments), smem_(smem), group_(group), thread_(thread) {}
 
   __device__ __forceinline__ void run() {
-    if (Config::kOrdered && group_ == Config::kConsumers - 1)
-      named_barrier_arrive(kOrderBarrier, 256);  // the first group may start
+    if (group_ == Config::kConsumers - 1) pass_turn();
     typename Config::Step step = next_step();
     for (;;) {
       smem_.q_full[q_.index].wait(q_.parity);
@@ -351,8 +346,14 @@ class Consumer {
   }
 
  private:
-  // Named barriers: 0 is __syncthreads; then one a group for the order of products.
-  static constexpr int kOrderBarrier = 1;
+  // Groups issue their products in turns, so that the softmax of one lies under the products of the others.
+  // Named barriers: 0 is __syncthreads; then one a group, at which it waits and the group before it arrives.
+  static constexpr int kTurnBarrier = 1;
+
+  __device__ __forceinline__ void wait_for_turn() { named_barrier_sync(kTurnBarrier + group_, 256); }
+  __device__ __forceinline__ void pass_turn() {
+    named_barrier_arrive(kTurnBarrier + (group_ + 1) % Config::kConsumers, 256);
+  }
 
   // The entry of the K ring that comes next, once its K is there.
   __device__ __forceinline__ typename Config::Step next_step() {
@@ -372,50 +373,32 @@ class Consumer {
     return next_step();
   }
 
-  // A row tile, from its first entry on, and those that are joined to it. Returns the entry after them.
+  // A row tile, from its first entry on. Returns the entry after it.
   __device__ __forceinline__ typename Config::Step consume(typename Config::Step step) {
-    typename Config::Work work = smem_.works[q_.index];
+    const typename Config::Work work = smem_.works[q_.index];
     OnlineSoftmax<1> softmax;
     Output output;
     Probabilities p;
     set_zero(output);
     start_row_tile(step, work, softmax, p);
-    step = next_step();
-    for (;;) {
-      while (!step.opens()) {
-        Scores scores;
-        start_products(scores, q_.index, output, p);
-        wgmma_wait<1>();
-        pin(flat(scores));
-        float rescale[1][2];
-        weigh(scores, step, work, softmax, rescale);
-        step = next_step();  // while O += P V runs
-        wait_for_output(__float_as_uint(scores[0][kN8 - 1][1]) | __float_as_uint(scores[0][kN8 - 1][3]),
-                        output);
-        rescale_output(output, rescale);
-        round(scores, p);
-      }
-      if (!Config::kJoined || step.tile < 0) break;
-
-      Stage<Config::kQStages> q = q_;
-      q.advance();
-      smem_.q_full[q.index].wait(q.parity);
+    for (step = next_step(); !step.opens();) {
       Scores scores;
-      start_products(scores, q.index, output, p);
-      float inverse[2];
-      store_lse(softmax, inverse);  // while S is computed
-      softmax = OnlineSoftmax<1>();
-      work = smem_.works[q.index];
+      wait_for_turn();
+      multiply_scores(scores);
+      smem_.v_full[v_.index].wait(v_.parity);
+      multiply_output(output, p);
+      pass_turn();
       wgmma_wait<1>();
       pin(flat(scores));
       float rescale[1][2];
       weigh(scores, step, work, softmax, rescale);
-      step = next_step();
-      wait_for_output(__float_as_uint(softmax.sum[0][0]) | __float_as_uint(softmax.sum[0][1]), output);
-      store_output(inverse, output);
-      set_zero(output);
+      step = next_step();  // while O += P V runs
+      wgmma_wait_behind<0>(__float_as_uint(scores[0][kN8 - 1][1]) | __float_as_uint(scores[0][kN8 - 1][3]));
+      pin(flat(output));
+      release(smem_.v_empty[v_.index]);
+      v_.advance();
+      rescale_output(output, rescale);
       round(scores, p);
-      q_ = {uniform(q.index), q.parity};
     }
     if constexpr (Config::kSplit) release(smem_.q_empty[q_.index]);
     finish_output(output, p);
@@ -423,36 +406,17 @@ class Consumer {
     return step;
   }
 
-  // The first column tile of a row tile, when no product of another is left to run beside it.
+  // The first column tile: there is no O += P V yet that could run beside its S.
   __device__ __forceinline__ void start_row_tile(const typename Config::Step& step,
                                                  const typename Config::Work& work, OnlineSoftmax<1>& softmax,
                                                  Probabilities& p) {
     Scores scores;
-    multiply_scores(scores, q_.index);
+    multiply_scores(scores);
     wgmma_wait<0>();
     pin(flat(scores));
     float rescale[1][2];
     weigh(scores, step, work, softmax, rescale);
     round(scores, p);
-  }
-
-  // Starts S of a column tile and O += P V of the one before it.
-  __device__ __forceinline__ void start_products(Scores& scores, int q_stage, Output& output,
-                                                 const Probabilities& p) {
-    if constexpr (Config::kOrdered) named_barrier_sync(kOrderBarrier + group_, 256);
-    multiply_scores(scores, q_stage);
-    smem_.v_full[v_.index].wait(v_.parity);
-    multiply_output(output, p);
-    if constexpr (Config::kOrdered)
-      named_barrier_arrive(kOrderBarrier + (group_ + 1) % Config::kConsumers, 256);
-  }
-
-  // Waits for O += P V, but not before `settled`, see wgmma_wait_behind().
-  __device__ __forceinline__ void wait_for_output(uint32_t settled, Output& output) {
-    wgmma_wait_behind<0>(settled);
-    pin(flat(output));
-    release(smem_.v_empty[v_.index]);
-    v_.advance();
   }
 
   // The last O += P V.
@@ -483,8 +447,8 @@ class Consumer {
   }
 
   // Starts S = Q K^T.
-  __device__ __forceinline__ void multiply_scores(Scores& scores, int q_stage) {
-    const uint32_t q = Config::QTile::columns_base(shared_address(smem_.q[q_stage]));
+  __device__ __forceinline__ void multiply_scores(Scores& scores) {
+    const uint32_t q = Config::QTile::columns_base(shared_address(smem_.q[q_.index]));
     const uint32_t k = Config::KTile::columns_base(shared_address(smem_.k[k_.index]));
     pin(flat(scores));
     wgmma_fence();
@@ -564,42 +528,34 @@ class Consumer {
     }
   }
 
-  // What is left of a row tile once all its products are there.
   __device__ __forceinline__ void store(const typename Config::Work& work, const OnlineSoftmax<1>& softmax,
                                         const Output& output) {
     if constexpr (Config::kSplit) {
       store_split<Config>(arguments_.split, arguments_.params, work, group_, thread_, softmax, output,
                           arguments_.exponent_scale);
     } else {
-      float inverse[2];
-      store_lse(softmax, inverse);
-      store_output(inverse, output);
+      store_tile(work, softmax, output);
     }
   }
 
-  // lse of the row tile whose Q is in stage q_, and what its O is to be multiplied by.
-  __device__ __forceinline__ void store_lse(const OnlineSoftmax<1>& softmax, float (&inverse)[2]) {
-    const typename Config::Work work = smem_.works[q_.index];
+  // lse to memory, O to the place of its Q, from where the storer takes it.
+  __device__ __forceinline__ void store_tile(const RowTileWork& work, const OnlineSoftmax<1>& softmax,
+                                             const Output& output) {
     const Shape& shape = arguments_.params.shape;
     float* lse = static_cast<float*>(arguments_.params.lse) +
                  (int64_t{work.batch} * shape.heads_q + work.head) * shape.seqlen_q;
+    uint32_t lane = thread_ % 32;
+    asm volatile("" : "+r"(lane));  // or the compiler keeps the addresses of O in registers all the time
+    const int warp_row = group_ * 64 + thread_ / 32 * 16;
+    float inverse[2];
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
       const float sum = softmax.total(0, h);
       inverse[h] = sum == 0.f ? 0.f : 1.f / sum;
-      const int row =
-          work.row_tile * Config::kBlockM + group_ * 64 + thread_ / 32 * 16 + 8 * h + thread_ % 32 / 4;
-      if (thread_ % 4 == 0 && row < shape.seqlen_q)
-        lse[row] = softmax.lse(0, h, sum, arguments_.exponent_scale);
+      const int row = work.row_tile * Config::kBlockM + warp_row + 8 * h + static_cast<int>(lane / 4);
+      if (lane % 4 == 0 && row < shape.seqlen_q) lse[row] = softmax.lse(0, h, sum, arguments_.exponent_scale);
     }
-  }
-
-  // O to the place of its Q, from where the storer takes it.
-  __device__ __forceinline__ void store_output(const float (&inverse)[2], const Output& output) {
-    uint32_t lane = thread_ % 32;
-    asm volatile("" : "+r"(lane));  // or the compiler keeps all addresses in registers
     char* place = smem_.q[q_.index];
-    const int row = group_ * 64 + thread_ / 32 * 16 + static_cast<int>(lane % 16);
 #pragma unroll
     for (int n = 0; n < kO8; n += 2) {
       uint32_t matrices[4];
@@ -608,7 +564,9 @@ class Consumer {
         const float (&pair)[4] = output[0][n + i / 2];
         matrices[i] = pack<Element>(pair[i % 2 * 2] * inverse[i % 2], pair[i % 2 * 2 + 1] * inverse[i % 2]);
       }
-      store_matrices(place + Config::OTile::offset(row, n + static_cast<int>(lane / 16)), matrices);
+      store_matrices(place + Config::OTile::offset(warp_row + static_cast<int>(lane % 16),
+                                                   n + static_cast<int>(lane / 16)),
+                     matrices);
     }
     fence_async_shared();
     release(smem_.o_full[q_.index][group_]);
