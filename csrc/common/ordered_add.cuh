@@ -75,6 +75,15 @@ inline __device__ void wait_for_turn(const int32_t* turn, int32_t seen, int32_t 
   __syncwarp();
 }
 
+// Returns when it is this block's turn to add. Called by one thread, which will add by asynchronous copies:
+// those go another way than additions from registers do, so all that follows is ordered behind the counter.
+inline __device__ void acquire_turn(const int32_t* turn, int32_t expected) {
+  int32_t seen;
+  do {
+    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(turn) : "memory");
+  } while (seen != expected);
+}
+
 // Called by one thread, once a barrier has ordered all threads' additions before it: the release carries them
 // along.
 inline __device__ void pass_turn(int32_t* turn, int column_tile) {

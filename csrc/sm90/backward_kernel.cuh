@@ -1,7 +1,7 @@
 // Algorithm 2 of the paper on wgmma: one block per column tile of one key head. Each consumer warpgroup owns
 // 64 key columns, keeps their dK and dV in registers and computes S and dP transposed, so that P and dS are A
 // operands where they lie; dS alone passes through shared memory, for dQ, whose head dims or rows the
-// warpgroups divide. dQ is added to an fp32 workspace, in bulk from shared memory or from registers.
+// warpgroups divide. dQ is added to an fp32 workspace in bulk, from shared memory.
 #pragma once
 
 #include "common/block_place.cuh"
@@ -19,21 +19,24 @@ namespace flashmask::sm90 {
 
 template <class Config>
 class ColumnConsumer;
+template <class Config>
+class DqWriter;
 
-template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, int kDirectDq_,
+template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, int kDqWay_,
           int kVInRegisters_, bool kDeterministic_, bool kDense_>
 struct BackwardConfig {
   using Element = Element_;
   using Consumer = ColumnConsumer<BackwardConfig>;
+  using Helper = DqWriter<BackwardConfig>;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kHeadDimV = kHeadDimV_;
   static constexpr int kConsumers = 2;
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kBlockN = 64 * kConsumers;
-  static constexpr int kStages = kStages_;               // of Q and dO
-  static constexpr bool kDirectDq = kDirectDq_;          // dQ is added from registers, else in bulk
+  static constexpr int kStages = kStages_;                     // of Q and dO
+  static constexpr int kHelpers = kDqWay_ == 1 ? kStages : 0;  // warps that add dQ, else consumers do
   static constexpr bool kVInRegisters = kVInRegisters_;  // dP^T = V dO^T reads V there, else in shared memory
-  static constexpr bool kDeterministic = kDeterministic_;  // and in a fixed order
+  static constexpr bool kDeterministic = kDeterministic_;  // dQ is added in a fixed order
   static constexpr bool kDense = kDense_;
   static constexpr bool kDropout = false;
   static constexpr int kThreads = 128 * (1 + kConsumers);
@@ -41,7 +44,8 @@ struct BackwardConfig {
   static constexpr bool kDqByRows = kBlockM == 128;
   static constexpr int kDqColumns = kDqByRows ? kHeadDim : kHeadDim / kConsumers;  // of a consumer
   static_assert(kStages == 2, "dS has as many buffers, and needs two");
-  static_assert(kDirectDq || !kDeterministic, "a bulk reduction takes no turns");
+  static constexpr int kTurns = 1;  // counters of a row tile
+  static_assert(kHelpers > 0 || !kDeterministic, "consumers do not wait for turns");
   static_assert(kBlockM == 64 || kBlockM == 128, "a consumer's part of dQ has a warpgroup's 64 rows");
   static_assert(kDqColumns == 32 || kDqColumns % 64 == 0,
                 "a consumer's columns of K lie in one panel or are whole panels");
@@ -66,15 +70,26 @@ struct BackwardConfig {
     char q[kStages][QTile::kBytes];
     char dout[kStages][DoTile::kBytes];
     char ds[kStages][DsTile::kBytes];  // two: the other consumer may still read the one before
-    alignas(128) float dq[kConsumers][kDirectDq ? 32 : 64 * kDqColumns];  // as DqWorkspace lays it out
+    alignas(128) float dq[kConsumers][64 * kDqColumns];  // as DqWorkspace lays it out
     alignas(128) float lse[kStages][kBlockM];
     alignas(128) float delta[kStages][kBlockM];
     alignas(128) Slot slots[kStages][kMaxSlots][kBlockN];
     Step steps[kStages];
-    int turns[kStages];  // what the counter of a step's row tile holds when it is this block's turn
-    NearTiles near;
+    NearTiles near[kDeterministic ? kHelpers : 1];
     Barrier kv_full;
-    Barrier rows_full[kStages], rows_empty[kStages], turns_full[kStages];
+    Barrier rows_full[kStages], rows_empty[kStages];
+    Barrier dq_full[kStages];  // one for each writer
+    Barrier dq_empty;
+
+    __device__ __forceinline__ void init_barriers() {
+      kv_full.init(1);
+      for (int stage = 0; stage < kStages; ++stage) {
+        rows_full[stage].init(1);
+        rows_empty[stage].init(4 * kConsumers + (kHelpers > 0 ? 1 : 0));
+        dq_full[stage].init(4 * kConsumers);
+      }
+      dq_empty.init(1);
+    }
   };
   static_assert(sizeof(Smem) <= kMaxSmemBytes, "Hopper offers a block 227 KB of shared memory");
 };
@@ -107,7 +122,7 @@ struct BackwardArguments {
   MaskTiles mask;
   sm80::RowStatistics rows;
   float* dq;         // fp32 workspace, see DqWorkspace
-  int32_t* dq_turn;  // [B, Hq, row_tiles, consumers], zeroed; read in deterministic mode only
+  int32_t* dq_turn;  // [B, Hq, row_tiles, Config::kTurns], zeroed; read in deterministic mode only
   int column_tiles;
   int heads_in_turns;  // see BlockPlace
 };
@@ -141,9 +156,12 @@ class RowProducer {
         load_rows(tile, head, runs.touched(tile, row_begin, row_end), plane);
       }
     }
-    smem_.rows_empty[rows_.index].wait(rows_.parity ^ 1);
-    smem_.steps[rows_.index] = {-1, 0, 0};
-    smem_.rows_full[rows_.index].arrive();
+    for (int i = 0; i < Config::kStages; ++i) {  // the end, for whoever reads one of the stages alone
+      smem_.rows_empty[rows_.index].wait(rows_.parity ^ 1);
+      smem_.steps[rows_.index] = {-1, 0, 0};
+      smem_.rows_full[rows_.index].arrive();
+      rows_.advance();
+    }
   }
 
  private:
@@ -200,50 +218,106 @@ class RowProducer {
   Stage<Config::kStages> rows_;
 };
 
-// A warp that finds out, step by step and ahead of the consumers, whose turn it is to add before this
-// block's.
+// Finds out whose turn to add to a row tile comes before this block's. Used by a whole warp.
 template <class Config>
-class TurnScout {
+class TurnFinder {
  public:
-  __device__ __forceinline__ TurnScout(const BackwardArguments& arguments, typename Config::Smem& smem,
-                                       int lane)
+  __device__ __forceinline__ TurnFinder(const BackwardArguments& arguments, NearTiles& near, int lane)
       : arguments_(arguments),
-        smem_(smem),
+        near_(near),
         work_(arguments.params.shape, arguments.column_tiles, arguments.heads_in_turns),
         lane_(lane) {}
 
-  __device__ __forceinline__ void run() {
-    const MaskTiles& mask = arguments_.mask;
+  // What the counter of a step's row tile holds when it is this block's turn.
+  __device__ __forceinline__ int turn(const typename Config::Step& step) {
     const Shape& shape = arguments_.params.shape;
-    int64_t near_plane = -1;
-    for (Stage<Config::kStages> stage;; stage.advance()) {
-      smem_.rows_full[stage.index].wait(stage.parity);
-      const typename Config::Step step = smem_.steps[stage.index];
+    const int head = step.tile / arguments_.rows.tiles % shape.heads_q;
+    const int64_t index = plane_index(arguments_.mask, shape, work_.batch, head);
+    const MaskPlane plane = plane_at(arguments_.mask, index);
+    if (index != near_plane_) {
+      __syncwarp();
+      near_.load(arguments_.mask, plane, work_.column_tile, lane_);
+      near_plane_ = index;
+      __syncwarp();
+    }
+    const int row_end = min(static_cast<int>(shape.seqlen_q), step.row + Config::kBlockM);
+    return next_visitor(arguments_.mask, plane, near_, work_.column_tile, step.row, row_end, lane_) + 1;
+  }
+
+  __device__ __forceinline__ int column_tile() const { return work_.column_tile; }
+
+ private:
+  const BackwardArguments& arguments_;
+  NearTiles& near_;
+  BlockPlace work_;
+  int lane_;
+  int64_t near_plane_ = -1;
+};
+
+// A warp that adds dQ of every kStages-th step to the workspace: that of the steps in one stage of the ring.
+// The warps take the steps by turns because adding one takes longer than a step, though little of it is work:
+// a wait for the turn, the copy, its completion, the release of the turn. So in deterministic order the time
+// in which a row tile passes from block to block is how far one block trails the other, not what a step
+// takes.
+//
+// Nobody waits for ever: all blocks visit the row tiles of a head in the same order, a turn is waited for
+// only from column tiles after this block's, of the same head, so from blocks before it (BlockPlace). Blocks
+// start in order, so of those that have not ended the first waits for turns of ended blocks only. Those have
+// been passed: a block ends when its writers have ended, and they pass each turn without waiting for anything
+// of a later step.
+template <class Config>
+class DqWriter {
+ public:
+  __device__ __forceinline__ DqWriter(const BackwardArguments& arguments, typename Config::Smem& smem,
+                                      int writer, int lane)
+      : arguments_(arguments),
+        smem_(smem),
+        writer_(writer),
+        lane_(lane),
+        turns_(arguments, smem.near[Config::kDeterministic ? writer : 0], lane) {}
+
+  __device__ __forceinline__ void run() {
+    for (int parity = 0;; parity ^= 1) {
+      smem_.rows_full[writer_].wait(parity);
+      const typename Config::Step step = smem_.steps[writer_];
       if (step.tile < 0) break;
-      const int head = step.tile / arguments_.rows.tiles % shape.heads_q;
-      const int64_t index = plane_index(mask, shape, work_.batch, head);
-      const MaskPlane plane = plane_at(mask, index);
-      if (index != near_plane) {
-        __syncwarp();
-        smem_.near.load(mask, plane, work_.column_tile, lane_);
-        near_plane = index;
-        __syncwarp();
-      }
-      const int row_end = min(static_cast<int>(shape.seqlen_q), step.row + Config::kBlockM);
-      const int before = next_visitor(mask, plane, smem_.near, work_.column_tile, step.row, row_end, lane_);
-      if (lane_ == 0) {
-        smem_.turns[stage.index] = before + 1;
-        smem_.turns_full[stage.index].arrive();
-      }
+      __syncwarp();
+      if (lane_ == 0) smem_.rows_empty[writer_].arrive();
+      int turn = 0;
+      if constexpr (Config::kDeterministic) turn = turns_.turn(step);
+      if (lane_ == 0) add(step.tile, turn, parity);
       __syncwarp();
     }
   }
 
  private:
+  // The turn most often comes before dQ does, so it is waited for first.
+  __device__ __forceinline__ void add(int tile, int turn, int parity) {
+    const bool wanted = arguments_.params.dq.data != nullptr;
+    int32_t* counter = arguments_.dq_turn + tile;
+    if (Config::kDeterministic && wanted) {
+      acquire_turn(counter, turn);
+      fence_async_global();
+    }
+    smem_.dq_full[writer_].wait(parity);
+    if (wanted) {
+      constexpr int kBytes = DqWorkspace<Config>::kTileFloats * static_cast<int>(sizeof(float));
+      bulk_reduce_add(arguments_.dq + int64_t{tile} * DqWorkspace<Config>::kTileFloats, smem_.dq[0], kBytes);
+      bulk_commit();
+      bulk_wait_read();
+    }
+    smem_.dq_empty.arrive();
+    if (Config::kDeterministic && wanted) {
+      bulk_wait();
+      pass_turn(counter, turns_.column_tile());
+    }
+  }
+
   const BackwardArguments& arguments_;
   typename Config::Smem& smem_;
-  BlockPlace work_;
+  int writer_;
   int lane_;
+  TurnFinder<Config> turns_;
 };
 
 // One consumer warpgroup: 64 key columns.
@@ -288,25 +362,21 @@ class ColumnConsumer {
       DqPart dq;
       multiply_scores(s);
       advance(s, dq, step);
-      const int tile = step.tile;
-      const Stage<Config::kStages> stage = rows_;
+      const int stage = rows_.index;
       rows_.advance();
       step = next_step();
       if (step.tile < 0) {
-        wgmma_wait<0>();
-        finish(dq, tile, stage);
+        finish<0>(dq, stage);
         break;
       }
       multiply_scores(s);
-      wgmma_wait<1>();
-      finish(dq, tile, stage);
+      finish<1>(dq, stage);
       DqPart second_dq;
       advance(s, second_dq, step);
-      wgmma_wait<0>();
-      finish(second_dq, step.tile, rows_);
+      finish<0>(second_dq, rows_.index);
       rows_.advance();
     }
-    if constexpr (!Config::kDirectDq) add_dq();
+    hand_over_dq();
 
     named_barrier_sync(kBothBarrier, 256);  // nobody reads K or V any more
     if (params.dk.data != nullptr) {
@@ -347,8 +417,7 @@ class ColumnConsumer {
     if (step.work & Config::kEmptyRows) clear_empty_rows(stage);
     Scores dp;
     multiply_dp(dp);
-    if constexpr (Config::kDeterministic) turn_seen_ = load_turn(turn_of(step.tile));
-    if constexpr (!Config::kDirectDq) add_dq();
+    hand_over_dq();
     Statistics statistics;
     wgmma_wait<1>();
     pin(flat(s));
@@ -365,53 +434,23 @@ class ColumnConsumer {
     round_fragments<Element>(dp, ds);
     multiply_rows<DkProduct, typename Config::QTile>(dk_, ds, smem_.q[stage]);
     store_ds(ds, smem_.ds[stage]);
-    if (!Config::kDirectDq && thread_ == 0) bulk_wait_read();  // of dQ of the step before
+    if (Config::kHelpers == 0 && thread_ == 0) bulk_wait_read();  // of dQ of the step before
     named_barrier_sync(kBothBarrier, 256);
     wgmma_wait<1>();  // dV += P^T dO: dQ needs P's registers
     multiply_dq(dq, smem_.ds[stage]);
     before_ = step.tile;
   }
 
-  // Ends a step whose products are done.
-  __device__ __forceinline__ void finish(DqPart& dq, int tile, const Stage<Config::kStages>& stage) {
+  // Ends a step once no more than kPending groups of products, none of them its own, are in flight.
+  template <int kPending>
+  __device__ __forceinline__ void finish(DqPart& dq, int stage) {
+    if constexpr (Config::kHelpers > 0) smem_.dq_empty.wait(stage ^ 1);  // of dQ of the step before
+    wgmma_wait<kPending>();
     pin(flat(dq));
     pin(flat(dk_));
     pin(flat(dv_));
-    if constexpr (Config::kDirectDq) {
-      add_direct_dq(dq, tile, stage);
-    } else {
-      store_dq(dq);
-    }
-    release(smem_.rows_empty[stage.index]);
-  }
-
-  __device__ __forceinline__ int32_t* turn_of(int tile) const {
-    return arguments_.dq_turn + int64_t{tile} * Config::kConsumers + group_;
-  }
-
-  // Adds this consumer's part of a row tile's dQ to the workspace, from registers.
-  __device__ __forceinline__ void add_direct_dq(const DqPart& dq, int tile,
-                                                const Stage<Config::kStages>& stage) {
-    if (arguments_.params.dq.data == nullptr) return;
-    if constexpr (Config::kDeterministic) {
-      smem_.turns_full[stage.index].wait(stage.parity);
-      wait_for_turn(turn_of(tile), turn_seen_, smem_.turns[stage.index]);
-    }
-    float* part = arguments_.dq + int64_t{tile} * DqWorkspace<Config>::kTileFloats;
-    const int warp = group_ * 4 + thread_ / 32;
-#pragma unroll
-    for (int n = 0; n < kDq8; ++n) {
-      sm80::reduce_add_fragment(part + DqWorkspace<Config>::fragment_offset(warp, 0, n), dq[0][n],
-                                thread_ % 32);
-    }
-    if constexpr (Config::kDeterministic) {  // the first warp passes the turn on once all have added
-      if (thread_ < 32) {
-        named_barrier_sync(kGroupBarrier + group_, 128);
-        if (thread_ == 0) pass_turn(turn_of(tile), work_.column_tile);
-      } else {
-        named_barrier_arrive(kGroupBarrier + group_, 128);
-      }
-    }
+    store_dq(dq);
+    release(smem_.rows_empty[stage]);
   }
 
   // The lse or delta of this lane's columns of S^T.
@@ -573,15 +612,22 @@ class ColumnConsumer {
   }
 
   // And from there, added, to the workspace.
-  __device__ __forceinline__ void add_dq() {
-    if (before_ < 0 || arguments_.params.dq.data == nullptr) return;
-    fence_async_shared();
-    named_barrier_sync(kGroupBarrier + group_, 128);
-    if (thread_ == 0) {
-      constexpr int kFloats = 64 * Config::kDqColumns;
-      bulk_reduce_add(arguments_.dq + int64_t{before_} * DqWorkspace<Config>::kTileFloats + group_ * kFloats,
-                      smem_.dq[group_], kFloats * static_cast<int>(sizeof(float)));
-      bulk_commit();
+  __device__ __forceinline__ void hand_over_dq() {
+    if (before_ < 0) return;
+    if constexpr (Config::kHelpers > 0) {
+      fence_async_shared();
+      release(smem_.dq_full[rows_.index ^ 1]);
+    } else {
+      if (arguments_.params.dq.data == nullptr) return;
+      fence_async_shared();
+      named_barrier_sync(kGroupBarrier + group_, 128);
+      if (thread_ == 0) {
+        constexpr int kFloats = 64 * Config::kDqColumns;
+        bulk_reduce_add(
+            arguments_.dq + int64_t{before_} * DqWorkspace<Config>::kTileFloats + group_ * kFloats,
+            smem_.dq[group_], kFloats * static_cast<int>(sizeof(float)));
+        bulk_commit();
+      }
     }
   }
 
@@ -615,13 +661,12 @@ class ColumnConsumer {
   int thread_;
   float scale_;
   Stage<Config::kStages> rows_;
-  int before_ = -1;        // the row tile whose dQ lies in shared memory
-  int32_t turn_seen_ = 0;  // what the counter of the step's row tile held when it began
+  int before_ = -1;  // the row tile whose dQ lies in shared memory
   float dk_[1][kDk8][4], dv_[1][kDv8][4];
   uint32_t v_[Config::kVInRegisters ? Config::kHeadDimV / 16 : 1][4];
 };
 
-// Grid: column_tiles * Hk * B blocks.
+// Grid: column_tiles * Hk * B blocks. Warp 0 fetches, those after it help, two warpgroups compute.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     backward_kernel(const __grid_constant__ BackwardArguments arguments) {
@@ -629,19 +674,17 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_raw);
   const int warp = uniform(threadIdx.x / 32);
   if (threadIdx.x == 0) {
-    smem.kv_full.init(1);
-    for (int stage = 0; stage < Config::kStages; ++stage) {
-      smem.rows_full[stage].init(1);
-      smem.rows_empty[stage].init(4 * Config::kConsumers);
-      smem.turns_full[stage].init(1);
-    }
+    smem.init_barriers();
     fence_barrier_init();
   }
   __syncthreads();
   if (warp < 4) {
     shrink_registers<24>();
-    if (threadIdx.x == 0) RowProducer<Config>(arguments, smem).run();
-    if (Config::kDeterministic && warp == 1) TurnScout<Config>(arguments, smem, threadIdx.x % 32).run();
+    if (warp == 0) {
+      if (threadIdx.x == 0) RowProducer<Config>(arguments, smem).run();
+    } else if (warp <= Config::kHelpers) {
+      typename Config::Helper(arguments, smem, warp - 1, threadIdx.x % 32).run();
+    }
   } else {
     grow_registers<240>();
     typename Config::Consumer(arguments, smem, warp / 4 - 1, threadIdx.x % 128).run();
