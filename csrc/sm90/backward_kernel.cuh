@@ -5,11 +5,11 @@
 #pragma once
 
 #include "common/block_place.cuh"
-#include "common/ordered_add.cuh"
 #include "common/row_runs.cuh"
 #include "common/softmax.cuh"
-#include "sm80/backward_rows.cuh"
+#include "sm90/backward_arguments.cuh"
 #include "sm90/column_fragments.cuh"
+#include "sm90/dq_writer.cuh"
 #include "sm90/forward_kernel.cuh"
 #include "sm90/operand.cuh"
 #include "sm90/ptx.cuh"
@@ -19,10 +19,8 @@ namespace flashmask::sm90 {
 
 template <class Config>
 class ColumnConsumer;
-template <class Config>
-class DqWriter;
 
-template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, int kDqWay_,
+template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, int kWriters_,
           int kVInRegisters_, bool kDeterministic_, bool kDense_>
 struct BackwardConfig {
   using Element = Element_;
@@ -33,19 +31,21 @@ struct BackwardConfig {
   static constexpr int kConsumers = 2;
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kBlockN = 64 * kConsumers;
-  static constexpr int kStages = kStages_;                     // of Q and dO
-  static constexpr int kHelpers = kDqWay_ == 1 ? kStages : 0;  // warps that add dQ, else consumers do
+  static constexpr int kStages = kStages_;               // of Q and dO
+  static constexpr int kWriters = kWriters_;             // warps that add dQ; 0: the consumers do
   static constexpr bool kVInRegisters = kVInRegisters_;  // dP^T = V dO^T reads V there, else in shared memory
   static constexpr bool kDeterministic = kDeterministic_;  // dQ is added in a fixed order
   static constexpr bool kDense = kDense_;
   static constexpr bool kDropout = false;
   static constexpr int kThreads = 128 * (1 + kConsumers);
+  static constexpr int kHelpers = kWriters;
+  static constexpr int kTurns = 1;  // counters of a row tile
   // The consumers divide the rows of dQ where there are 128, else its head dims.
   static constexpr bool kDqByRows = kBlockM == 128;
   static constexpr int kDqColumns = kDqByRows ? kHeadDim : kHeadDim / kConsumers;  // of a consumer
   static_assert(kStages == 2, "dS has as many buffers, and needs two");
-  static constexpr int kTurns = 1;  // counters of a row tile
-  static_assert(kHelpers > 0 || !kDeterministic, "consumers do not wait for turns");
+  static_assert(kWriters == 0 || kWriters == 2 || kWriters == 3, "the producer leaves three warps to spare");
+  static_assert(kWriters > 0 || !kDeterministic, "consumers do not wait for turns");
   static_assert(kBlockM == 64 || kBlockM == 128, "a consumer's part of dQ has a warpgroup's 64 rows");
   static_assert(kDqColumns == 32 || kDqColumns % 64 == 0,
                 "a consumer's columns of K lie in one panel or are whole panels");
@@ -65,6 +65,7 @@ struct BackwardConfig {
   static constexpr uint32_t kEmptyRows = 1u << 31;  // some row of the tile sees no key
 
   struct alignas(1024) Smem {
+    static constexpr int kMailboxes = kWriters == 0 ? 1 : kWriters;
     char k[KTile::kBytes];  // dK passes through here at the end
     char v[VTile::kBytes];  // and dV here
     char q[kStages][QTile::kBytes];
@@ -75,56 +76,28 @@ struct BackwardConfig {
     alignas(128) float delta[kStages][kBlockM];
     alignas(128) Slot slots[kStages][kMaxSlots][kBlockN];
     Step steps[kStages];
-    NearTiles near[kDeterministic ? kHelpers : 1];
+    Step departures[kMailboxes];  // the next step whose dQ a writer adds; tile -1: none
+    NearTiles near[kMailboxes];
     Barrier kv_full;
     Barrier rows_full[kStages], rows_empty[kStages];
-    Barrier dq_full[kStages];  // one for each writer
+    Barrier departures_full[kMailboxes], departures_empty[kMailboxes], dq_full[kMailboxes];
     Barrier dq_empty;
 
     __device__ __forceinline__ void init_barriers() {
       kv_full.init(1);
       for (int stage = 0; stage < kStages; ++stage) {
         rows_full[stage].init(1);
-        rows_empty[stage].init(4 * kConsumers + (kHelpers > 0 ? 1 : 0));
-        dq_full[stage].init(4 * kConsumers);
+        rows_empty[stage].init(4 * kConsumers);
+      }
+      for (int writer = 0; writer < kWriters; ++writer) {
+        departures_full[writer].init(1);
+        departures_empty[writer].init(1);
+        dq_full[writer].init(4 * kConsumers);
       }
       dq_empty.init(1);
     }
   };
   static_assert(sizeof(Smem) <= kMaxSmemBytes, "Hopper offers a block 227 KB of shared memory");
-};
-
-// The fp32 dQ workspace: a row tile is one consumer's part after the other's, each [warp, fragment, lane] of
-// four floats.
-template <class Config>
-struct DqWorkspace {
-  static constexpr int kM = 1;
-  static constexpr int kN8 = Config::kDqColumns / 8;
-  static constexpr int kTileFloats = Config::kBlockM * Config::kHeadDim;
-
-  // `warp` counts the consumers' eight.
-  static __device__ __forceinline__ int fragment_offset(int warp, int, int n) {
-    return (warp * kN8 + n) * 128;
-  }
-  static __device__ __forceinline__ int row(int warp, int, int lane) {
-    return (Config::kDqByRows ? warp : warp % 4) * 16 + lane / 4;
-  }
-  static __device__ __forceinline__ int chunk(int warp, int n) {
-    return Config::kDqByRows ? n : warp / 4 * kN8 + n;
-  }
-};
-
-struct BackwardArguments {
-  CUtensorMap q, dout;  // boxes: 64 rows of one panel
-  CUtensorMap k, v;     // boxes: block_n rows of one panel
-  CUtensorMap dk, dv;   // boxes: 64 rows of one panel
-  BackwardParams params;
-  MaskTiles mask;
-  sm80::RowStatistics rows;
-  float* dq;         // fp32 workspace, see DqWorkspace
-  int32_t* dq_turn;  // [B, Hq, row_tiles, Config::kTurns], zeroed; read in deterministic mode only
-  int column_tiles;
-  int heads_in_turns;  // see BlockPlace
 };
 
 // The producer: one thread fetches K and V once, then Q, dO and the row statistics of every visited row tile
@@ -156,12 +129,10 @@ class RowProducer {
         load_rows(tile, head, runs.touched(tile, row_begin, row_end), plane);
       }
     }
-    for (int i = 0; i < Config::kStages; ++i) {  // the end, for whoever reads one of the stages alone
-      smem_.rows_empty[rows_.index].wait(rows_.parity ^ 1);
-      smem_.steps[rows_.index] = {-1, 0, 0};
-      smem_.rows_full[rows_.index].arrive();
-      rows_.advance();
-    }
+    smem_.rows_empty[rows_.index].wait(rows_.parity ^ 1);
+    smem_.steps[rows_.index] = {-1, 0, 0};
+    smem_.rows_full[rows_.index].arrive();
+    for (int writer = 0; writer < Config::kWriters; ++writer) announce({-1, 0, 0});
   }
 
  private:
@@ -210,114 +181,24 @@ class RowProducer {
       bulk_load(smem_.slots[stage][slot], plane.slots + column, kSlotBytes, full);
     }
     rows_.advance();
+    announce({static_cast<int>(row_tile), tile * Config::kBlockM, 0});
+  }
+
+  // Tells the writer whose turn it is which dQ will come.
+  __device__ __forceinline__ void announce(const typename Config::Step& step) {
+    if constexpr (Config::kWriters > 0) {
+      smem_.departures_empty[writer_.index].wait(writer_.parity ^ 1);
+      smem_.departures[writer_.index] = step;
+      smem_.departures_full[writer_.index].arrive();
+      writer_.advance();
+    }
   }
 
   const BackwardArguments& arguments_;
   typename Config::Smem& smem_;
   BlockPlace work_;
   Stage<Config::kStages> rows_;
-};
-
-// Finds out whose turn to add to a row tile comes before this block's. Used by a whole warp.
-template <class Config>
-class TurnFinder {
- public:
-  __device__ __forceinline__ TurnFinder(const BackwardArguments& arguments, NearTiles& near, int lane)
-      : arguments_(arguments),
-        near_(near),
-        work_(arguments.params.shape, arguments.column_tiles, arguments.heads_in_turns),
-        lane_(lane) {}
-
-  // What the counter of a step's row tile holds when it is this block's turn.
-  __device__ __forceinline__ int turn(const typename Config::Step& step) {
-    const Shape& shape = arguments_.params.shape;
-    const int head = step.tile / arguments_.rows.tiles % shape.heads_q;
-    const int64_t index = plane_index(arguments_.mask, shape, work_.batch, head);
-    const MaskPlane plane = plane_at(arguments_.mask, index);
-    if (index != near_plane_) {
-      __syncwarp();
-      near_.load(arguments_.mask, plane, work_.column_tile, lane_);
-      near_plane_ = index;
-      __syncwarp();
-    }
-    const int row_end = min(static_cast<int>(shape.seqlen_q), step.row + Config::kBlockM);
-    return next_visitor(arguments_.mask, plane, near_, work_.column_tile, step.row, row_end, lane_) + 1;
-  }
-
-  __device__ __forceinline__ int column_tile() const { return work_.column_tile; }
-
- private:
-  const BackwardArguments& arguments_;
-  NearTiles& near_;
-  BlockPlace work_;
-  int lane_;
-  int64_t near_plane_ = -1;
-};
-
-// A warp that adds dQ of every kStages-th step to the workspace: that of the steps in one stage of the ring.
-// The warps take the steps by turns because adding one takes longer than a step, though little of it is work:
-// a wait for the turn, the copy, its completion, the release of the turn. So in deterministic order the time
-// in which a row tile passes from block to block is how far one block trails the other, not what a step
-// takes.
-//
-// Nobody waits for ever: all blocks visit the row tiles of a head in the same order, a turn is waited for
-// only from column tiles after this block's, of the same head, so from blocks before it (BlockPlace). Blocks
-// start in order, so of those that have not ended the first waits for turns of ended blocks only. Those have
-// been passed: a block ends when its writers have ended, and they pass each turn without waiting for anything
-// of a later step.
-template <class Config>
-class DqWriter {
- public:
-  __device__ __forceinline__ DqWriter(const BackwardArguments& arguments, typename Config::Smem& smem,
-                                      int writer, int lane)
-      : arguments_(arguments),
-        smem_(smem),
-        writer_(writer),
-        lane_(lane),
-        turns_(arguments, smem.near[Config::kDeterministic ? writer : 0], lane) {}
-
-  __device__ __forceinline__ void run() {
-    for (int parity = 0;; parity ^= 1) {
-      smem_.rows_full[writer_].wait(parity);
-      const typename Config::Step step = smem_.steps[writer_];
-      if (step.tile < 0) break;
-      __syncwarp();
-      if (lane_ == 0) smem_.rows_empty[writer_].arrive();
-      int turn = 0;
-      if constexpr (Config::kDeterministic) turn = turns_.turn(step);
-      if (lane_ == 0) add(step.tile, turn, parity);
-      __syncwarp();
-    }
-  }
-
- private:
-  // The turn most often comes before dQ does, so it is waited for first.
-  __device__ __forceinline__ void add(int tile, int turn, int parity) {
-    const bool wanted = arguments_.params.dq.data != nullptr;
-    int32_t* counter = arguments_.dq_turn + tile;
-    if (Config::kDeterministic && wanted) {
-      acquire_turn(counter, turn);
-      fence_async_global();
-    }
-    smem_.dq_full[writer_].wait(parity);
-    if (wanted) {
-      constexpr int kBytes = DqWorkspace<Config>::kTileFloats * static_cast<int>(sizeof(float));
-      bulk_reduce_add(arguments_.dq + int64_t{tile} * DqWorkspace<Config>::kTileFloats, smem_.dq[0], kBytes);
-      bulk_commit();
-      bulk_wait_read();
-    }
-    smem_.dq_empty.arrive();
-    if (Config::kDeterministic && wanted) {
-      bulk_wait();
-      pass_turn(counter, turns_.column_tile());
-    }
-  }
-
-  const BackwardArguments& arguments_;
-  typename Config::Smem& smem_;
-  int writer_;
-  int lane_;
-  TurnFinder<Config> turns_;
+  Stage<Config::kWriters> writer_;
 };
 
 // One consumer warpgroup: 64 key columns.
@@ -434,7 +315,7 @@ class ColumnConsumer {
     round_fragments<Element>(dp, ds);
     multiply_rows<DkProduct, typename Config::QTile>(dk_, ds, smem_.q[stage]);
     store_ds(ds, smem_.ds[stage]);
-    if (Config::kHelpers == 0 && thread_ == 0) bulk_wait_read();  // of dQ of the step before
+    if (Config::kWriters == 0 && thread_ == 0) bulk_wait_read();  // of dQ of the step before
     named_barrier_sync(kBothBarrier, 256);
     wgmma_wait<1>();  // dV += P^T dO: dQ needs P's registers
     multiply_dq(dq, smem_.ds[stage]);
@@ -444,7 +325,7 @@ class ColumnConsumer {
   // Ends a step once no more than kPending groups of products, none of them its own, are in flight.
   template <int kPending>
   __device__ __forceinline__ void finish(DqPart& dq, int stage) {
-    if constexpr (Config::kHelpers > 0) smem_.dq_empty.wait(stage ^ 1);  // of dQ of the step before
+    if constexpr (Config::kWriters > 0) smem_.dq_empty.wait(stage ^ 1);  // of dQ of the step before
     wgmma_wait<kPending>();
     pin(flat(dq));
     pin(flat(dk_));
@@ -564,10 +445,13 @@ class ColumnConsumer {
   // NaN).
   __device__ __forceinline__ void clear_empty_rows(int stage) {
     constexpr int kChunks = Config::kHeadDimV / 8;
-    for (int i = group_ * 128 + thread_; i < Config::kBlockM * kChunks; i += 256) {
-      if (smem_.lse[stage][i / kChunks] == INFINITY) {
-        *reinterpret_cast<int4*>(smem_.dout[stage] + Config::DoTile::offset(i / kChunks, i % kChunks)) = {
-            0, 0, 0, 0};
+    static_assert(128 % kChunks == 0 && Config::kBlockM * kChunks % 256 == 0,
+                  "the consumers clear whole rows of dO, all threads as often");
+#pragma unroll 1
+    for (int first = 0; first < Config::kBlockM * kChunks; first += 256) {
+      const int row = (first + group_ * 128 + thread_) / kChunks, chunk = thread_ % kChunks;
+      if (smem_.lse[stage][row] == INFINITY) {
+        *reinterpret_cast<int4*>(smem_.dout[stage] + Config::DoTile::offset(row, chunk)) = {0, 0, 0, 0};
       }
     }
     fence_async_shared();
@@ -614,9 +498,14 @@ class ColumnConsumer {
   // And from there, added, to the workspace.
   __device__ __forceinline__ void hand_over_dq() {
     if (before_ < 0) return;
-    if constexpr (Config::kHelpers > 0) {
+    if constexpr (Config::kWriters > 0) {
       fence_async_shared();
-      release(smem_.dq_full[rows_.index ^ 1]);
+      if constexpr (Config::kWriters == Config::kStages) {
+        release(smem_.dq_full[rows_.index ^ 1]);
+      } else {
+        release(smem_.dq_full[writer_.index]);
+        writer_.advance();
+      }
     } else {
       if (arguments_.params.dq.data == nullptr) return;
       fence_async_shared();
@@ -661,6 +550,7 @@ class ColumnConsumer {
   int thread_;
   float scale_;
   Stage<Config::kStages> rows_;
+  Stage<Config::kWriters> writer_;
   int before_ = -1;  // the row tile whose dQ lies in shared memory
   float dk_[1][kDk8][4], dv_[1][kDv8][4];
   uint32_t v_[Config::kVInRegisters ? Config::kHeadDimV / 16 : 1][4];

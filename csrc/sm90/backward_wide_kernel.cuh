@@ -29,6 +29,7 @@ struct WideBackwardConfig {
   static constexpr bool kDeterministic = kDeterministic_;
   static constexpr bool kDense = kDense_;
   static constexpr bool kDropout = false;
+  static constexpr int kWriters = 0;  // the consumers add dQ
   static constexpr int kHelpers = kDeterministic ? 1 : 0;
   static constexpr int kTurns = kConsumers;  // counters of a row tile
   static constexpr int kThreads = 128 * (1 + kConsumers);
