@@ -1,15 +1,15 @@
 // Algorithm 2 of the paper on wgmma: one block per column tile of one key head. Each consumer warpgroup owns
 // 64 key columns, keeps their dK and dV in registers and computes S and dP transposed, so that P and dS are A
 // operands where they lie; dS alone passes through shared memory, for dQ, whose head dims or rows the
-// warpgroups divide. dQ is added to an fp32 workspace, in bulk from shared memory or from registers.
+// warpgroups divide. dQ is added to an fp32 workspace in bulk, from shared memory.
 #pragma once
 
 #include "common/block_place.cuh"
-#include "common/ordered_add.cuh"
 #include "common/row_runs.cuh"
 #include "common/softmax.cuh"
-#include "sm80/backward_rows.cuh"
+#include "sm90/backward_arguments.cuh"
 #include "sm90/column_fragments.cuh"
+#include "sm90/dq_writer.cuh"
 #include "sm90/forward_kernel.cuh"
 #include "sm90/operand.cuh"
 #include "sm90/ptx.cuh"
@@ -20,28 +20,32 @@ namespace flashmask::sm90 {
 template <class Config>
 class ColumnConsumer;
 
-template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, int kDirectDq_,
+template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, int kWriters_,
           int kVInRegisters_, bool kDeterministic_, bool kDense_>
 struct BackwardConfig {
   using Element = Element_;
   using Consumer = ColumnConsumer<BackwardConfig>;
+  using Helper = DqWriter<BackwardConfig>;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kHeadDimV = kHeadDimV_;
   static constexpr int kConsumers = 2;
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kBlockN = 64 * kConsumers;
   static constexpr int kStages = kStages_;               // of Q and dO
-  static constexpr bool kDirectDq = kDirectDq_;          // dQ is added from registers, else in bulk
+  static constexpr int kWriters = kWriters_;             // warps that add dQ; 0: the consumers do
   static constexpr bool kVInRegisters = kVInRegisters_;  // dP^T = V dO^T reads V there, else in shared memory
-  static constexpr bool kDeterministic = kDeterministic_;  // and in a fixed order
+  static constexpr bool kDeterministic = kDeterministic_;  // dQ is added in a fixed order
   static constexpr bool kDense = kDense_;
   static constexpr bool kDropout = false;
   static constexpr int kThreads = 128 * (1 + kConsumers);
+  static constexpr int kHelpers = kWriters;
+  static constexpr int kTurns = 1;  // counters of a row tile
   // The consumers divide the rows of dQ where there are 128, else its head dims.
   static constexpr bool kDqByRows = kBlockM == 128;
   static constexpr int kDqColumns = kDqByRows ? kHeadDim : kHeadDim / kConsumers;  // of a consumer
   static_assert(kStages == 2, "dS has as many buffers, and needs two");
-  static_assert(kDirectDq || !kDeterministic, "a bulk reduction takes no turns");
+  static_assert(kWriters == 0 || kWriters == 2 || kWriters == 3, "the producer leaves three warps to spare");
+  static_assert(kWriters > 0 || !kDeterministic, "consumers do not wait for turns");
   static_assert(kBlockM == 64 || kBlockM == 128, "a consumer's part of dQ has a warpgroup's 64 rows");
   static_assert(kDqColumns == 32 || kDqColumns % 64 == 0,
                 "a consumer's columns of K lie in one panel or are whole panels");
@@ -61,55 +65,39 @@ struct BackwardConfig {
   static constexpr uint32_t kEmptyRows = 1u << 31;  // some row of the tile sees no key
 
   struct alignas(1024) Smem {
+    static constexpr int kMailboxes = kWriters == 0 ? 1 : kWriters;
     char k[KTile::kBytes];  // dK passes through here at the end
     char v[VTile::kBytes];  // and dV here
     char q[kStages][QTile::kBytes];
     char dout[kStages][DoTile::kBytes];
     char ds[kStages][DsTile::kBytes];  // two: the other consumer may still read the one before
-    alignas(128) float dq[kConsumers][kDirectDq ? 32 : 64 * kDqColumns];  // as DqWorkspace lays it out
+    alignas(128) float dq[kConsumers][64 * kDqColumns];  // as DqWorkspace lays it out
     alignas(128) float lse[kStages][kBlockM];
     alignas(128) float delta[kStages][kBlockM];
     alignas(128) Slot slots[kStages][kMaxSlots][kBlockN];
     Step steps[kStages];
-    int turns[kStages];  // what the counter of a step's row tile holds when it is this block's turn
-    NearTiles near;
+    Step departures[kMailboxes];  // the next step whose dQ a writer adds; tile -1: none
+    NearTiles near[kMailboxes];
     Barrier kv_full;
-    Barrier rows_full[kStages], rows_empty[kStages], turns_full[kStages];
+    Barrier rows_full[kStages], rows_empty[kStages];
+    Barrier departures_full[kMailboxes], departures_empty[kMailboxes], dq_full[kMailboxes];
+    Barrier dq_empty;
+
+    __device__ __forceinline__ void init_barriers() {
+      kv_full.init(1);
+      for (int stage = 0; stage < kStages; ++stage) {
+        rows_full[stage].init(1);
+        rows_empty[stage].init(4 * kConsumers);
+      }
+      for (int writer = 0; writer < kWriters; ++writer) {
+        departures_full[writer].init(1);
+        departures_empty[writer].init(1);
+        dq_full[writer].init(4 * kConsumers);
+      }
+      dq_empty.init(1);
+    }
   };
   static_assert(sizeof(Smem) <= kMaxSmemBytes, "Hopper offers a block 227 KB of shared memory");
-};
-
-// The fp32 dQ workspace: a row tile is one consumer's part after the other's, each [warp, fragment, lane] of
-// four floats.
-template <class Config>
-struct DqWorkspace {
-  static constexpr int kM = 1;
-  static constexpr int kN8 = Config::kDqColumns / 8;
-  static constexpr int kTileFloats = Config::kBlockM * Config::kHeadDim;
-
-  // `warp` counts the consumers' eight.
-  static __device__ __forceinline__ int fragment_offset(int warp, int, int n) {
-    return (warp * kN8 + n) * 128;
-  }
-  static __device__ __forceinline__ int row(int warp, int, int lane) {
-    return (Config::kDqByRows ? warp : warp % 4) * 16 + lane / 4;
-  }
-  static __device__ __forceinline__ int chunk(int warp, int n) {
-    return Config::kDqByRows ? n : warp / 4 * kN8 + n;
-  }
-};
-
-struct BackwardArguments {
-  CUtensorMap q, dout;  // boxes: 64 rows of one panel
-  CUtensorMap k, v;     // boxes: block_n rows of one panel
-  CUtensorMap dk, dv;   // boxes: 64 rows of one panel
-  BackwardParams params;
-  MaskTiles mask;
-  sm80::RowStatistics rows;
-  float* dq;         // fp32 workspace, see DqWorkspace
-  int32_t* dq_turn;  // [B, Hq, row_tiles, consumers], zeroed; read in deterministic mode only
-  int column_tiles;
-  int heads_in_turns;  // see BlockPlace
 };
 
 // The producer: one thread fetches K and V once, then Q, dO and the row statistics of every visited row tile
@@ -144,6 +132,7 @@ class RowProducer {
     smem_.rows_empty[rows_.index].wait(rows_.parity ^ 1);
     smem_.steps[rows_.index] = {-1, 0, 0};
     smem_.rows_full[rows_.index].arrive();
+    for (int writer = 0; writer < Config::kWriters; ++writer) announce({-1, 0, 0});
   }
 
  private:
@@ -192,58 +181,24 @@ class RowProducer {
       bulk_load(smem_.slots[stage][slot], plane.slots + column, kSlotBytes, full);
     }
     rows_.advance();
+    announce({static_cast<int>(row_tile), tile * Config::kBlockM, 0});
+  }
+
+  // Tells the writer whose turn it is which dQ will come.
+  __device__ __forceinline__ void announce(const typename Config::Step& step) {
+    if constexpr (Config::kWriters > 0) {
+      smem_.departures_empty[writer_.index].wait(writer_.parity ^ 1);
+      smem_.departures[writer_.index] = step;
+      smem_.departures_full[writer_.index].arrive();
+      writer_.advance();
+    }
   }
 
   const BackwardArguments& arguments_;
   typename Config::Smem& smem_;
   BlockPlace work_;
   Stage<Config::kStages> rows_;
-};
-
-// A warp that finds out, step by step and ahead of the consumers, whose turn it is to add before this
-// block's.
-template <class Config>
-class TurnScout {
- public:
-  __device__ __forceinline__ TurnScout(const BackwardArguments& arguments, typename Config::Smem& smem,
-                                       int lane)
-      : arguments_(arguments),
-        smem_(smem),
-        work_(arguments.params.shape, arguments.column_tiles, arguments.heads_in_turns),
-        lane_(lane) {}
-
-  __device__ __forceinline__ void run() {
-    const MaskTiles& mask = arguments_.mask;
-    const Shape& shape = arguments_.params.shape;
-    int64_t near_plane = -1;
-    for (Stage<Config::kStages> stage;; stage.advance()) {
-      smem_.rows_full[stage.index].wait(stage.parity);
-      const typename Config::Step step = smem_.steps[stage.index];
-      if (step.tile < 0) break;
-      const int head = step.tile / arguments_.rows.tiles % shape.heads_q;
-      const int64_t index = plane_index(mask, shape, work_.batch, head);
-      const MaskPlane plane = plane_at(mask, index);
-      if (index != near_plane) {
-        __syncwarp();
-        smem_.near.load(mask, plane, work_.column_tile, lane_);
-        near_plane = index;
-        __syncwarp();
-      }
-      const int row_end = min(static_cast<int>(shape.seqlen_q), step.row + Config::kBlockM);
-      const int before = next_visitor(mask, plane, smem_.near, work_.column_tile, step.row, row_end, lane_);
-      if (lane_ == 0) {
-        smem_.turns[stage.index] = before + 1;
-        smem_.turns_full[stage.index].arrive();
-      }
-      __syncwarp();
-    }
-  }
-
- private:
-  const BackwardArguments& arguments_;
-  typename Config::Smem& smem_;
-  BlockPlace work_;
-  int lane_;
+  Stage<Config::kWriters> writer_;
 };
 
 // One consumer warpgroup: 64 key columns.
@@ -288,25 +243,21 @@ class ColumnConsumer {
       DqPart dq;
       multiply_scores(s);
       advance(s, dq, step);
-      const int tile = step.tile;
-      const Stage<Config::kStages> stage = rows_;
+      const int stage = rows_.index;
       rows_.advance();
       step = next_step();
       if (step.tile < 0) {
-        wgmma_wait<0>();
-        finish(dq, tile, stage);
+        finish<0>(dq, stage);
         break;
       }
       multiply_scores(s);
-      wgmma_wait<1>();
-      finish(dq, tile, stage);
+      finish<1>(dq, stage);
       DqPart second_dq;
       advance(s, second_dq, step);
-      wgmma_wait<0>();
-      finish(second_dq, step.tile, rows_);
+      finish<0>(second_dq, rows_.index);
       rows_.advance();
     }
-    if constexpr (!Config::kDirectDq) add_dq();
+    hand_over_dq();
 
     named_barrier_sync(kBothBarrier, 256);  // nobody reads K or V any more
     if (params.dk.data != nullptr) {
@@ -347,8 +298,7 @@ class ColumnConsumer {
     if (step.work & Config::kEmptyRows) clear_empty_rows(stage);
     Scores dp;
     multiply_dp(dp);
-    if constexpr (Config::kDeterministic) turn_seen_ = load_turn(turn_of(step.tile));
-    if constexpr (!Config::kDirectDq) add_dq();
+    hand_over_dq();
     Statistics statistics;
     wgmma_wait<1>();
     pin(flat(s));
@@ -365,53 +315,23 @@ class ColumnConsumer {
     round_fragments<Element>(dp, ds);
     multiply_rows<DkProduct, typename Config::QTile>(dk_, ds, smem_.q[stage]);
     store_ds(ds, smem_.ds[stage]);
-    if (!Config::kDirectDq && thread_ == 0) bulk_wait_read();  // of dQ of the step before
+    if (Config::kWriters == 0 && thread_ == 0) bulk_wait_read();  // of dQ of the step before
     named_barrier_sync(kBothBarrier, 256);
     wgmma_wait<1>();  // dV += P^T dO: dQ needs P's registers
     multiply_dq(dq, smem_.ds[stage]);
     before_ = step.tile;
   }
 
-  // Ends a step whose products are done.
-  __device__ __forceinline__ void finish(DqPart& dq, int tile, const Stage<Config::kStages>& stage) {
+  // Ends a step once no more than kPending groups of products, none of them its own, are in flight.
+  template <int kPending>
+  __device__ __forceinline__ void finish(DqPart& dq, int stage) {
+    if constexpr (Config::kWriters > 0) smem_.dq_empty.wait(stage ^ 1);  // of dQ of the step before
+    wgmma_wait<kPending>();
     pin(flat(dq));
     pin(flat(dk_));
     pin(flat(dv_));
-    if constexpr (Config::kDirectDq) {
-      add_direct_dq(dq, tile, stage);
-    } else {
-      store_dq(dq);
-    }
-    release(smem_.rows_empty[stage.index]);
-  }
-
-  __device__ __forceinline__ int32_t* turn_of(int tile) const {
-    return arguments_.dq_turn + int64_t{tile} * Config::kConsumers + group_;
-  }
-
-  // Adds this consumer's part of a row tile's dQ to the workspace, from registers.
-  __device__ __forceinline__ void add_direct_dq(const DqPart& dq, int tile,
-                                                const Stage<Config::kStages>& stage) {
-    if (arguments_.params.dq.data == nullptr) return;
-    if constexpr (Config::kDeterministic) {
-      smem_.turns_full[stage.index].wait(stage.parity);
-      wait_for_turn(turn_of(tile), turn_seen_, smem_.turns[stage.index]);
-    }
-    float* part = arguments_.dq + int64_t{tile} * DqWorkspace<Config>::kTileFloats;
-    const int warp = group_ * 4 + thread_ / 32;
-#pragma unroll
-    for (int n = 0; n < kDq8; ++n) {
-      sm80::reduce_add_fragment(part + DqWorkspace<Config>::fragment_offset(warp, 0, n), dq[0][n],
-                                thread_ % 32);
-    }
-    if constexpr (Config::kDeterministic) {  // the first warp passes the turn on once all have added
-      if (thread_ < 32) {
-        named_barrier_sync(kGroupBarrier + group_, 128);
-        if (thread_ == 0) pass_turn(turn_of(tile), work_.column_tile);
-      } else {
-        named_barrier_arrive(kGroupBarrier + group_, 128);
-      }
-    }
+    store_dq(dq);
+    release(smem_.rows_empty[stage]);
   }
 
   // The lse or delta of this lane's columns of S^T.
@@ -525,10 +445,13 @@ class ColumnConsumer {
   // NaN).
   __device__ __forceinline__ void clear_empty_rows(int stage) {
     constexpr int kChunks = Config::kHeadDimV / 8;
-    for (int i = group_ * 128 + thread_; i < Config::kBlockM * kChunks; i += 256) {
-      if (smem_.lse[stage][i / kChunks] == INFINITY) {
-        *reinterpret_cast<int4*>(smem_.dout[stage] + Config::DoTile::offset(i / kChunks, i % kChunks)) = {
-            0, 0, 0, 0};
+    static_assert(128 % kChunks == 0 && Config::kBlockM * kChunks % 256 == 0,
+                  "the consumers clear whole rows of dO, all threads as often");
+#pragma unroll 1
+    for (int first = 0; first < Config::kBlockM * kChunks; first += 256) {
+      const int row = (first + group_ * 128 + thread_) / kChunks, chunk = thread_ % kChunks;
+      if (smem_.lse[stage][row] == INFINITY) {
+        *reinterpret_cast<int4*>(smem_.dout[stage] + Config::DoTile::offset(row, chunk)) = {0, 0, 0, 0};
       }
     }
     fence_async_shared();
@@ -573,15 +496,27 @@ class ColumnConsumer {
   }
 
   // And from there, added, to the workspace.
-  __device__ __forceinline__ void add_dq() {
-    if (before_ < 0 || arguments_.params.dq.data == nullptr) return;
-    fence_async_shared();
-    named_barrier_sync(kGroupBarrier + group_, 128);
-    if (thread_ == 0) {
-      constexpr int kFloats = 64 * Config::kDqColumns;
-      bulk_reduce_add(arguments_.dq + int64_t{before_} * DqWorkspace<Config>::kTileFloats + group_ * kFloats,
-                      smem_.dq[group_], kFloats * static_cast<int>(sizeof(float)));
-      bulk_commit();
+  __device__ __forceinline__ void hand_over_dq() {
+    if (before_ < 0) return;
+    if constexpr (Config::kWriters > 0) {
+      fence_async_shared();
+      if constexpr (Config::kWriters == Config::kStages) {
+        release(smem_.dq_full[rows_.index ^ 1]);
+      } else {
+        release(smem_.dq_full[writer_.index]);
+        writer_.advance();
+      }
+    } else {
+      if (arguments_.params.dq.data == nullptr) return;
+      fence_async_shared();
+      named_barrier_sync(kGroupBarrier + group_, 128);
+      if (thread_ == 0) {
+        constexpr int kFloats = 64 * Config::kDqColumns;
+        bulk_reduce_add(
+            arguments_.dq + int64_t{before_} * DqWorkspace<Config>::kTileFloats + group_ * kFloats,
+            smem_.dq[group_], kFloats * static_cast<int>(sizeof(float)));
+        bulk_commit();
+      }
     }
   }
 
@@ -615,13 +550,13 @@ class ColumnConsumer {
   int thread_;
   float scale_;
   Stage<Config::kStages> rows_;
-  int before_ = -1;        // the row tile whose dQ lies in shared memory
-  int32_t turn_seen_ = 0;  // what the counter of the step's row tile held when it began
+  Stage<Config::kWriters> writer_;
+  int before_ = -1;  // the row tile whose dQ lies in shared memory
   float dk_[1][kDk8][4], dv_[1][kDv8][4];
   uint32_t v_[Config::kVInRegisters ? Config::kHeadDimV / 16 : 1][4];
 };
 
-// Grid: column_tiles * Hk * B blocks.
+// Grid: column_tiles * Hk * B blocks. Warp 0 fetches, those after it help, two warpgroups compute.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     backward_kernel(const __grid_constant__ BackwardArguments arguments) {
@@ -629,19 +564,17 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   auto& smem = *reinterpret_cast<typename Config::Smem*>(smem_raw);
   const int warp = uniform(threadIdx.x / 32);
   if (threadIdx.x == 0) {
-    smem.kv_full.init(1);
-    for (int stage = 0; stage < Config::kStages; ++stage) {
-      smem.rows_full[stage].init(1);
-      smem.rows_empty[stage].init(4 * Config::kConsumers);
-      smem.turns_full[stage].init(1);
-    }
+    smem.init_barriers();
     fence_barrier_init();
   }
   __syncthreads();
   if (warp < 4) {
     shrink_registers<24>();
-    if (threadIdx.x == 0) RowProducer<Config>(arguments, smem).run();
-    if (Config::kDeterministic && warp == 1) TurnScout<Config>(arguments, smem, threadIdx.x % 32).run();
+    if (warp == 0) {
+      if (threadIdx.x == 0) RowProducer<Config>(arguments, smem).run();
+    } else if (warp <= Config::kHelpers) {
+      typename Config::Helper(arguments, smem, warp - 1, threadIdx.x % 32).run();
+    }
   } else {
     grow_registers<240>();
     typename Config::Consumer(arguments, smem, warp / 4 - 1, threadIdx.x % 128).run();

@@ -27,7 +27,7 @@ BackwardPlan plan_backward(const BackwardParams& params) {
   plan.empty = parts.reserve(tiles * 4);
   const bool wants_dq = params.dq.data != nullptr;
   plan.dq = parts.reserve(wants_dq ? tiles * DqWorkspace<Config>::kTileFloats * 4 : 0);
-  plan.turns = parts.reserve(wants_dq && Config::kDeterministic ? tiles * Config::kConsumers * 4 : 0);
+  plan.turns = parts.reserve(wants_dq && Config::kDeterministic ? tiles * Config::kTurns * 4 : 0);
   plan.total = parts.end();
   return plan;
 }

@@ -11,12 +11,15 @@ namespace flashmask::sm90 {
 
 template <class Config>
 class WideConsumer;
+template <class Config>
+class TurnScout;
 
 template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, bool kDeterministic_,
           bool kDense_>
 struct WideBackwardConfig {
   using Element = Element_;
   using Consumer = WideConsumer<WideBackwardConfig>;
+  using Helper = TurnScout<WideBackwardConfig>;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kHeadDimV = kHeadDimV_;
   static constexpr int kConsumers = 2;
@@ -26,6 +29,9 @@ struct WideBackwardConfig {
   static constexpr bool kDeterministic = kDeterministic_;
   static constexpr bool kDense = kDense_;
   static constexpr bool kDropout = false;
+  static constexpr int kWriters = 0;  // the consumers add dQ
+  static constexpr int kHelpers = kDeterministic ? 1 : 0;
+  static constexpr int kTurns = kConsumers;  // counters of a row tile
   static constexpr int kThreads = 128 * (1 + kConsumers);
   // Of a consumer.
   static constexpr bool kDqByRows = false;
@@ -63,12 +69,50 @@ struct WideBackwardConfig {
     alignas(128) float delta[kStages][kBlockM];
     alignas(128) Slot slots[kStages][kMaxSlots][kBlockN];
     Step steps[kStages];
-    int turns[kStages];
+    int turns[kStages];  // what the counters of a step's row tile hold when it is this block's turn
     NearTiles near;
     Barrier kv_full;
     Barrier rows_full[kStages], rows_empty[kStages], turns_full[kStages];
+
+    __device__ __forceinline__ void init_barriers() {
+      kv_full.init(1);
+      for (int stage = 0; stage < kStages; ++stage) {
+        rows_full[stage].init(1);
+        rows_empty[stage].init(4 * kConsumers);
+        turns_full[stage].init(1);
+      }
+    }
   };
   static_assert(sizeof(Smem) <= kMaxSmemBytes, "Hopper offers a block 227 KB of shared memory");
+};
+
+// A warp that finds out, step by step and ahead of the consumers, whose turn it is to add before this
+// block's.
+template <class Config>
+class TurnScout {
+ public:
+  __device__ __forceinline__ TurnScout(const BackwardArguments& arguments, typename Config::Smem& smem, int,
+                                       int lane)
+      : smem_(smem), lane_(lane), turns_(arguments, smem.near, lane) {}
+
+  __device__ __forceinline__ void run() {
+    for (Stage<Config::kStages> stage;; stage.advance()) {
+      smem_.rows_full[stage.index].wait(stage.parity);
+      const typename Config::Step step = smem_.steps[stage.index];
+      if (step.tile < 0) break;
+      const int turn = turns_.turn(step);
+      if (lane_ == 0) {
+        smem_.turns[stage.index] = turn;
+        smem_.turns_full[stage.index].arrive();
+      }
+      __syncwarp();
+    }
+  }
+
+ private:
+  typename Config::Smem& smem_;
+  int lane_;
+  TurnFinder<Config> turns_;
 };
 
 // One consumer warpgroup. Those of P (group 0) and of dS (group 1) go their own ways: a product of one lies
@@ -120,11 +164,12 @@ class WideConsumer {
 
  private:
   // Named barriers: 0 is __syncthreads; one for both consumers, one for each one's own threads, and those at
-  // which the one consumer waits until the other has stored P or dS.
+  // which the one consumer waits until the other has stored P or dS, or cleared its part of dO.
   static constexpr int kBothBarrier = 1;
   static constexpr int kGroupBarrier = 2;
   static constexpr int kWeightsBarrier = 4;
   static constexpr int kDerivativesBarrier = 5;
+  static constexpr int kClearedBarrier = 6;
 
   // The consumer of P. P of a step is computed in the step before, under its dQ and the other's dP. When it
   // is stored, all of this consumer's products of the step before are done, so the other may overwrite dS.
@@ -210,7 +255,7 @@ class WideConsumer {
 
   // P of the step at hand to all who need it; starts dV += P^T dO.
   __device__ __forceinline__ void multiply_p(const Fragments& p, const Step& step) {
-    if (step.work & Config::kEmptyRows) clear_empty_rows(rows_.index);
+    if (step.work & Config::kEmptyRows) clear_empty_rows<0>();
     share(p, smem_.p[rows_.index], kWeightsBarrier);
     multiply_rows<typename Config::DoTile>(dv_, smem_.p[rows_.index], smem_.dout[rows_.index]);
   }
@@ -226,7 +271,7 @@ class WideConsumer {
 
   // Starts dP^T = V dO^T of the step at hand.
   __device__ __forceinline__ void start_dp(Scores& dp, const Step& step) {
-    if (step.work & Config::kEmptyRows) clear_empty_rows(rows_.index);
+    if (step.work & Config::kEmptyRows) clear_empty_rows<1>();
     multiply_scores<typename Config::VTile, typename Config::DoTile>(dp, smem_.v, smem_.dout[rows_.index]);
   }
 
@@ -377,22 +422,26 @@ class WideConsumer {
   }
 
   // What comes in for a row that sees no key must not come out, even if it is not finite (and times P = 0 is
-  // NaN).
-  __device__ __forceinline__ void clear_empty_rows(int stage) {
+  // NaN). The consumers clear a half each.
+  template <int kGroup>
+  __device__ __forceinline__ void clear_empty_rows() {
     constexpr int kChunks = Config::kHeadDimV / 8;
+    const int stage = rows_.index;
 #pragma unroll 1
     for (int first = 0; first < Config::kBlockM * kChunks; first += 256) {  // as often for all threads
-      const int row = (first + group_ * 128 + thread_) / kChunks, chunk = thread_ % kChunks;
+      const int row = (first + kGroup * 128 + thread_) / kChunks, chunk = thread_ % kChunks;
       if (smem_.lse[stage][row] == INFINITY) {
         *reinterpret_cast<int4*>(smem_.dout[stage] + Config::DoTile::offset(row, chunk)) = {0, 0, 0, 0};
       }
     }
     fence_async_shared();
-    named_barrier_sync(kBothBarrier, 256);
+    // One bar.sync will not do for both: it is aligned, and they come from different places.
+    named_barrier_arrive(kClearedBarrier + kGroup, 256);
+    named_barrier_sync(kClearedBarrier + 1 - kGroup, 256);
   }
 
   __device__ __forceinline__ int32_t* turn_of(int tile) const {
-    return arguments_.dq_turn + int64_t{tile} * Config::kConsumers + group_;
+    return arguments_.dq_turn + int64_t{tile} * Config::kTurns + group_;
   }
 
   // In deterministic order: finds out, before the step's stage is released, when dQ may be added.

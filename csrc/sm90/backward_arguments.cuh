@@ -1,0 +1,44 @@
+// What the Hopper backward kernels are given, and how their dQ workspace lies.
+#pragma once
+
+#include <cuda.h>
+
+#include "common/mask_tiles.cuh"
+#include "sm80/backward_rows.cuh"
+
+namespace flashmask::sm90 {
+
+// The fp32 dQ workspace: a row tile is one consumer's part after the other's, each [warp, fragment, lane] of
+// four floats.
+template <class Config>
+struct DqWorkspace {
+  static constexpr int kM = 1;
+  static constexpr int kN8 = Config::kDqColumns / 8;
+  static constexpr int kTileFloats = Config::kBlockM * Config::kHeadDim;
+
+  // `warp` counts the consumers' eight.
+  static __device__ __forceinline__ int fragment_offset(int warp, int, int n) {
+    return (warp * kN8 + n) * 128;
+  }
+  static __device__ __forceinline__ int row(int warp, int, int lane) {
+    return (Config::kDqByRows ? warp : warp % 4) * 16 + lane / 4;
+  }
+  static __device__ __forceinline__ int chunk(int warp, int n) {
+    return Config::kDqByRows ? n : warp / 4 * kN8 + n;
+  }
+};
+
+struct BackwardArguments {
+  CUtensorMap q, dout;  // boxes: 64 rows of one panel
+  CUtensorMap k, v;     // boxes: block_n rows of one panel
+  CUtensorMap dk, dv;   // boxes: 64 rows of one panel
+  BackwardParams params;
+  MaskTiles mask;
+  sm80::RowStatistics rows;
+  float* dq;         // fp32 workspace, see DqWorkspace
+  int32_t* dq_turn;  // [B, Hq, row_tiles, Config::kTurns], zeroed; read in deterministic mode only
+  int column_tiles;
+  int heads_in_turns;  // see BlockPlace
+};
+
+}  // namespace flashmask::sm90
