@@ -50,13 +50,6 @@ bool is_deterministic(const ForwardParams&) {
 }  // forward has no other way, its kernels do not say so
 bool is_deterministic(const BackwardParams& params) { return params.deterministic != 0; }
 
-// Whether Hopper's kernel for this has been run on a GPU; the others serve those who ask for the family by
-// name.
-bool has_been_run(const ForwardParams&) { return true; }
-bool has_been_run(const BackwardParams& params) {
-  return params.deterministic == 0 && params.shape.head_dim <= 128 && params.shape.head_dim_v <= 128;
-}
-
 // The kernel whose head dims fit most tightly; the table's order decides between equals.
 template <class Params>
 const Kernel<Params>* tightest(const Kernel<Params>* table, int count, const Params& params,
@@ -93,8 +86,7 @@ int choose(Family family, const Params& params, Choice<Params>* choice, char* me
   *choice = {nullptr, Family::kSm90};
   // TMA describes no empty tensor; the portable kernels write what little there is then.
   const bool empty = params.shape.batch == 0 || params.shape.seqlen_q == 0 || params.shape.seqlen_k == 0;
-  if (device.major == 9 && !empty &&
-      (family == Family::kSm90 || (family == Family::kBest && has_been_run(params)))) {
+  if (device.major == 9 && !empty && family != Family::kSm80) {
     choice->kernel = search(sm90::kernel_table(), params, device.smem_limit);
   }
   if (choice->kernel == nullptr && family != Family::kSm90) {
