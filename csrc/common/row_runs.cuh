@@ -13,6 +13,7 @@ class RowRuns {
   __device__ void build(const MaskTiles& mask, const MaskPlane& plane, int tile, int seqlen_q, int block_m,
                         int row_tiles) {
     for (int s = 0; s < kMaxSlots; ++s) hidden_[s] = touched_[s] = {0, 0};
+    int hidden = 0;  // slots that have a hidden run
     for (int s = 0; s < mask.slot_count; ++s) {
       if (mask.visit_all) {
         touched_[s] = {0, row_tiles};
@@ -25,7 +26,7 @@ class RowRuns {
       if (e.start_max < e.end_min) {
         insert({e.start_max / block_m + (e.start_max % block_m != 0),
                 e.end_min >= seqlen_q ? row_tiles : e.end_min / block_m},
-               s);
+               hidden++);
       }
       start_max_[s] = e.start_max;
       end_min_[s] = e.end_min;
@@ -45,6 +46,18 @@ class RowRuns {
       if (tile >= hidden_[s].begin && tile < hidden_[s].end) tile = hidden_[s].end;
     }
     return tile;
+  }
+
+  // How many of `row_tiles` are visited.
+  __device__ __forceinline__ int count(int row_tiles) const {
+    int visited = 0, behind = 0;  // all before `behind` are counted
+#pragma unroll
+    for (int s = 0; s < kMaxSlots; ++s) {
+      if (hidden_[s].begin >= hidden_[s].end) continue;
+      visited += max(0, hidden_[s].begin - behind);
+      behind = max(behind, hidden_[s].end);
+    }
+    return visited + max(0, row_tiles - behind);
   }
 
   // Bit s: slot s may mask elements of this row tile; with the further bits of TileVisit.
@@ -74,8 +87,7 @@ class RowRuns {
     int end;
   };
 
-  // Keeps the first `count` + 1 hidden runs sorted. The empty runs behind them skip nothing wherever they
-  // stand.
+  // Puts a run among the first `count`, which are sorted; those behind them are empty.
   __device__ void insert(Run run, int count) {
     int at = count;
     for (; at > 0 && hidden_[at - 1].begin > run.begin; --at) hidden_[at] = hidden_[at - 1];
