@@ -1,6 +1,7 @@
 // The pre-pass: startend_row_indices -> MaskTiles. One thread block per group of 32 column tiles of one mask
-// plane.
+// plane. And how many heads of deterministic backward take turns.
 #include "common/mask_prepass.h"
+#include "common/row_runs.cuh"
 
 namespace flashmask {
 namespace {
@@ -82,6 +83,55 @@ __global__ void mask_prepass_kernel(Mask mask, Shape shape, MaskTiles out) {
   }
 }
 
+constexpr int kChoiceThreads = 1024;
+
+// As many heads as L2 holds, at most 32, and as many in every round. More heads only shorten what blocks wait
+// for turns; but blocks that run together soon stand anywhere in a head's rows, so all that they visit must
+// stay in L2 until the last of them has passed, or every step comes from memory (docs/kernel-notes.md has
+// the measurements). `head_bytes` is that share of a key head, `planes` how many key heads of all samples.
+__device__ int32_t choose_heads_in_turns(int64_t planes, int64_t head_bytes, int64_t l2_bytes) {
+  constexpr int64_t kMost = 32;
+  const int64_t held = l2_bytes * 5 / 8 / max(head_bytes, int64_t{1});
+  const int64_t most = min(max(held, int64_t{1}), kMost);
+  const int64_t rounds = max(ceil_div(planes, most), int64_t{1});
+  return static_cast<int32_t>(max(ceil_div(planes, rounds), int64_t{1}));
+}
+
+// What a key head's blocks share, when its mask planes' `column_tiles` column tiles visit `visited` row tiles
+// in all. Neighbouring column tiles visit nearly the same rows; together twice as many as one does on
+// average, since under causality the longest walk is twice the average one.
+__device__ int64_t shared_bytes_of_head(const Shape& shape, int64_t visited, int64_t column_tiles,
+                                        int block_m, int64_t row_bytes) {
+  const int64_t average_rows = visited * block_m / max(column_tiles, int64_t{1});
+  const int64_t rows = min(2 * average_rows, int64_t{shape.seqlen_q});
+  return shape.heads_q / shape.heads_k * rows * row_bytes;
+}
+
+// One block.
+__global__ void heads_choice_kernel(const __grid_constant__ MaskTiles mask,
+                                    const __grid_constant__ Shape shape, int block_m, int64_t row_bytes,
+                                    int64_t l2_bytes, int32_t* heads_in_turns) {
+  __shared__ unsigned long long visited;
+  if (threadIdx.x == 0) visited = 0;
+  __syncthreads();
+  const int row_tiles = static_cast<int>(ceil_div(shape.seqlen_q, block_m));
+  const int64_t column_tiles = int64_t{mask.batch} * mask.heads * mask.tile_count;
+  unsigned long long own = 0;
+  for (int64_t i = threadIdx.x; i < column_tiles; i += kChoiceThreads) {
+    RowRuns runs;
+    runs.build(mask, plane_at(mask, i / mask.tile_count), static_cast<int>(i % mask.tile_count),
+               static_cast<int>(shape.seqlen_q), block_m, row_tiles);
+    own += static_cast<unsigned>(runs.count(row_tiles));
+  }
+  atomicAdd(&visited, own);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    const int64_t bytes =
+        shared_bytes_of_head(shape, static_cast<int64_t>(visited), column_tiles, block_m, row_bytes);
+    *heads_in_turns = choose_heads_in_turns(shape.batch * shape.heads_k, bytes, l2_bytes);
+  }
+}
+
 }  // namespace
 
 cudaError_t launch_mask_prepass(const Mask& mask, const Shape& shape, const MaskTiles& out,
@@ -89,6 +139,18 @@ cudaError_t launch_mask_prepass(const Mask& mask, const Shape& shape, const Mask
   const int64_t blocks = int64_t{out.group_count} * out.heads * out.batch;
   if (blocks == 0) return cudaSuccess;
   mask_prepass_kernel<<<static_cast<unsigned>(blocks), kPrepassThreads, 0, stream>>>(mask, shape, out);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_heads_choice(const MaskTiles& mask, const Shape& shape, int block_m, int64_t row_bytes,
+                                int32_t* heads_in_turns, cudaStream_t stream) {
+  int device = 0, l2_bytes = 0;
+  cudaError_t error = cudaGetDevice(&device);
+  if (error != cudaSuccess) return error;
+  error = cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, device);
+  if (error != cudaSuccess) return error;
+  heads_choice_kernel<<<1, kChoiceThreads, 0, stream>>>(mask, shape, block_m, row_bytes, l2_bytes,
+                                                        heads_in_turns);
   return cudaGetLastError();
 }
 

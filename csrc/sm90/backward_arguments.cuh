@@ -38,7 +38,7 @@ struct BackwardArguments {
   float* dq;         // fp32 workspace, see DqWorkspace
   int32_t* dq_turn;  // [B, Hq, row_tiles, Config::kTurns], zeroed; read in deterministic mode only
   int column_tiles;
-  int heads_in_turns;  // see BlockPlace
+  const int32_t* heads_in_turns;  // see BlockPlace; null: free order
 };
 
 }  // namespace flashmask::sm90

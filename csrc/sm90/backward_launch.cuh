@@ -12,7 +12,7 @@ namespace flashmask::sm90 {
 
 // Offsets into the workspace, in bytes.
 struct BackwardPlan {
-  int64_t mask, lse, delta, empty, dq, turns, total;
+  int64_t mask, lse, delta, empty, heads, dq, turns, total;
 };
 
 template <class Config>
@@ -25,6 +25,7 @@ BackwardPlan plan_backward(const BackwardParams& params) {
   plan.lse = parts.reserve(tiles * Config::kBlockM * 4);
   plan.delta = parts.reserve(tiles * Config::kBlockM * 4);
   plan.empty = parts.reserve(tiles * 4);
+  plan.heads = parts.reserve(Config::kDeterministic ? 4 : 0);
   const bool wants_dq = params.dq.data != nullptr;
   plan.dq = parts.reserve(wants_dq ? tiles * DqWorkspace<Config>::kTileFloats * 4 : 0);
   plan.turns = parts.reserve(wants_dq && Config::kDeterministic ? tiles * Config::kTurns * 4 : 0);
@@ -85,12 +86,18 @@ cudaError_t launch_backward(const BackwardParams& params) {
   arguments.dq = reinterpret_cast<float*>(workspace + plan.dq);
   arguments.dq_turn = reinterpret_cast<int32_t*>(workspace + plan.turns);
   arguments.column_tiles = arguments.mask.tile_count;
-  arguments.heads_in_turns = Config::kDeterministic ? choose_heads_in_turns(shape) : 0;
 
   const auto row_blocks = static_cast<unsigned>(shape.batch * shape.heads_q * arguments.rows.tiles);
   const int64_t blocks = int64_t{arguments.column_tiles} * shape.heads_k * shape.batch;
   cudaError_t error = launch_mask_prepass(mask, shape, arguments.mask, stream);
   if (error != cudaSuccess) return error;
+  if constexpr (Config::kDeterministic) {
+    auto* heads = reinterpret_cast<int32_t*>(workspace + plan.heads);
+    const int64_t row_bytes = 2 * (shape.head_dim + shape.head_dim_v) + 4 * Config::kHeadDim;  // Q, dO; dQ
+    error = launch_heads_choice(arguments.mask, shape, Config::kBlockM, row_bytes, heads, stream);
+    if (error != cudaSuccess) return error;
+    arguments.heads_in_turns = heads;
+  }
   if (plan.total > plan.dq) {  // dQ and the turns lie side by side
     error = cudaMemsetAsync(workspace + plan.dq, 0, plan.total - plan.dq, stream);
     if (error != cudaSuccess) return error;

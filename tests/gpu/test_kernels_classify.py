@@ -111,6 +111,18 @@ def slots_as_given(indices: np.ndarray, causal: bool, seqlen_q: int) -> Slots:
     return Slots(lower, upper, bounds=len(bound), causal=causal)
 
 
+@tiles
+def test_causality_beside_two_intervals(
+    kernels: Kernels, rng: np.random.Generator, tile: tuple[int, int]
+) -> None:
+    """Three slots, as a causal window with both bounds has them: a tile is what the hardest of them says."""
+    seqlens = (1301, 1301)
+    indices = draw_indices(rng, (2, 3), *seqlens, 4)
+    given = block_map.minmax(slots_as_given(indices, False, seqlens[0]), seqlens[0], *tile)
+    causality = registry.make("causal", seqlens[0]).block_map(*tile, rule="minmax")
+    assert_classified(kernels, indices, True, seqlens, tile, np.minimum(given, causality))
+
+
 # The forward scan takes 4096 column tiles at a time.
 
 
