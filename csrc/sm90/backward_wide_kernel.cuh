@@ -204,7 +204,7 @@ class WideConsumer {
       multiply_dq(second, 1);
       wgmma_wait<1>();
       weigh(s, scale, step, p);
-      wgmma_wait_behind<0>(non_negative(p));
+      wgmma_wait_behind<0>(settled(p));
       pin(flat(second));
       if (step.tile < 0) {
         add_dq(second, 1, tile);
