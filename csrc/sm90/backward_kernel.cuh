@@ -24,8 +24,8 @@ namespace flashmask::sm90 {
 template <class Config>
 class ColumnConsumer;
 
-template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, bool kDeterministic_,
-          bool kDense_>
+template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, int kFirstStores_,
+          bool kDeterministic_, bool kDense_>
 struct BackwardConfig {
   using Element = Element_;
   using Consumer = ColumnConsumer<BackwardConfig>;
@@ -35,7 +35,9 @@ struct BackwardConfig {
   static constexpr int kConsumers = 2;
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kBlockN = 64 * kConsumers;
-  static constexpr int kStages = kStages_;                 // of Q and dO
+  static constexpr int kStages = kStages_;  // of Q and dO
+  static constexpr bool kFirstStores =
+      kFirstStores_;  // the first dQ of a row tile is stored, so none is cleared
   static constexpr bool kDeterministic = kDeterministic_;  // dQ is added in a fixed order
   static constexpr int kWriters = kDeterministic ? 3 : 2;  // warps that add dQ
   static constexpr bool kDense = kDense_;
@@ -188,10 +190,12 @@ class RowProducer {
 
   // Tells the writer whose turn it is which dQ will come.
   __device__ __forceinline__ void announce(const typename Config::Step& step) {
-    smem_.departures_empty[writer_.index].wait(writer_.parity ^ 1);
-    smem_.departures[writer_.index] = step;
-    smem_.departures_full[writer_.index].arrive();
-    writer_.advance();
+    if constexpr (Config::kWriters > 0) {
+      smem_.departures_empty[writer_.index].wait(writer_.parity ^ 1);
+      smem_.departures[writer_.index] = step;
+      smem_.departures_full[writer_.index].arrive();
+      writer_.advance();
+    }
   }
 
   const BackwardArguments& arguments_;

@@ -27,7 +27,8 @@ BackwardPlan plan_backward(const BackwardParams& params) {
   plan.empty = parts.reserve(tiles * 4);
   const bool wants_dq = params.dq.data != nullptr;
   plan.dq = parts.reserve(wants_dq ? tiles * DqWorkspace<Config>::kTileFloats * 4 : 0);
-  plan.turns = parts.reserve(wants_dq && Config::kDeterministic ? tiles * Config::kTurns * 4 : 0);
+  plan.turns = parts.reserve(
+      wants_dq && (Config::kDeterministic || Config::kFirstStores) ? tiles * Config::kTurns * 4 : 0);
   plan.total = parts.end();
   return plan;
 }
@@ -91,8 +92,9 @@ cudaError_t launch_backward(const BackwardParams& params) {
   const int64_t blocks = int64_t{arguments.column_tiles} * shape.heads_k * shape.batch;
   cudaError_t error = launch_mask_prepass(mask, shape, arguments.mask, stream);
   if (error != cudaSuccess) return error;
-  if (plan.total > plan.dq) {  // dQ and the turns lie side by side
-    error = cudaMemsetAsync(workspace + plan.dq, 0, plan.total - plan.dq, stream);
+  const int64_t cleared = Config::kFirstStores ? plan.turns : plan.dq;  // dQ and the turns lie side by side
+  if (plan.total > cleared) {
+    error = cudaMemsetAsync(workspace + cleared, 0, plan.total - cleared, stream);
     if (error != cudaSuccess) return error;
   }
   sm80::backward_before_kernel<Config><<<row_blocks, 128, 0, stream>>>(params, arguments.rows);
@@ -109,7 +111,8 @@ cudaError_t launch_backward(const BackwardParams& params) {
     const auto convert = sm80::backward_after_kernel<Conversion, DqWorkspace<Config>>;
     error = cudaFuncSetAttribute(convert, cudaFuncAttributeMaxDynamicSharedMemorySize, kTileBytes);
     if (error != cudaSuccess) return error;
-    convert<<<row_blocks, Conversion::kThreads, kTileBytes, stream>>>(params, arguments.dq,
+    const int32_t* visits = Config::kFirstStores ? arguments.dq_turn : nullptr;
+    convert<<<row_blocks, Conversion::kThreads, kTileBytes, stream>>>(params, arguments.dq, visits,
                                                                       arguments.rows.tiles);
   }
   return cudaGetLastError();

@@ -112,6 +112,13 @@ __device__ __forceinline__ void bulk_reduce_add(float* global, const float* shar
                : "memory");
 }
 
+// Copies `bytes` of floats from shared to global memory.
+__device__ __forceinline__ void bulk_store(float* global, const float* shared, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
+               "r"(shared_address(shared)), "r"(bytes)
+               : "memory");
+}
+
 // Closes a group of this thread's copies out of shared memory.
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
