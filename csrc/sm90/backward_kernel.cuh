@@ -246,16 +246,18 @@ class ColumnConsumer {
     if (dq_is_due_) {
       DqPart dq;
       multiply_dq(dq);
+      store_dv();  // in the place of this consumer's keys of V, which only it has read
       wgmma_wait<0>();
       pin(flat(dq));
       hand_over_dq(dq);
+    } else {
+      store_dv();
     }
 
-    named_barrier_sync(kBothBarrier, 256);  // nobody reads K or V any more
+    named_barrier_sync(kBothBarrier, 256);  // nobody reads K any more
     if (params.dk.data != nullptr) {
       store<typename Config::KTile>(dk_, smem_.k, &arguments_.dk, static_cast<float>(params.softmax_scale));
     }
-    if (params.dv.data != nullptr) store<typename Config::VTile>(dv_, smem_.v, &arguments_.dv, 1.f);
     if (thread_ == 0) bulk_wait_read();  // the block's shared memory must outlive its copies
   }
 
@@ -482,17 +484,27 @@ class ColumnConsumer {
     writer_.advance();
   }
 
+  __device__ __forceinline__ void store_dv() {
+    if (arguments_.params.dv.data != nullptr) {
+      store<typename Config::VTile>(dv_, smem_.v, &arguments_.dv, 1.f);
+    }
+  }
+
   // This consumer's rows of a gradient, through shared memory, to the tensor.
   template <class Tile, int kCount>
   __device__ __forceinline__ void store(const float (&gradient)[1][kCount][4], char* shared,
                                         const CUtensorMap* map, float factor) {
+    const int lane = thread_ % 32;
+    const int key = group_ * 64 + thread_ / 32 * 16 + lane % 16;
 #pragma unroll
-    for (int n = 0; n < kCount; ++n) {
+    for (int n = 0; n < kCount; n += 2) {
+      uint32_t packed[4];
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        *reinterpret_cast<uint32_t*>(shared + Tile::offset(lane_key() + 8 * h, n) + thread_ % 4 * 4) =
-            pack<Element>(gradient[0][n][2 * h] * factor, gradient[0][n][2 * h + 1] * factor);
+      for (int i = 0; i < 4; ++i) {
+        const float* pair = gradient[0][n + i / 2] + i % 2 * 2;
+        packed[i] = pack<Element>(pair[0] * factor, pair[1] * factor);
       }
+      store_matrices(shared + Tile::offset(key, n + lane / 16), packed);
     }
     fence_async_shared();
     named_barrier_sync(kGroupBarrier + group_, 128);
@@ -527,6 +539,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (threadIdx.x == 0) {
     smem.init_barriers();
     fence_barrier_init();
+  } else if (threadIdx.x == 32) {
+    prefetch_descriptor(&arguments.k);
+    prefetch_descriptor(&arguments.v);
+    prefetch_descriptor(&arguments.q);
+    prefetch_descriptor(&arguments.dout);
   }
   __syncthreads();
   if (warp < 4) {
