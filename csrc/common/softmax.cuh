@@ -31,21 +31,6 @@ __device__ __forceinline__ float exp2_approx(float x) {
   return y;
 }
 
-// The same on the FMA pipes, to 4e-6: the special function unit takes one of these every 8 cycles a warp.
-// Exactly 0 from -127 down.
-__device__ __forceinline__ float exp2_polynomial(float x) {
-  float clamped;
-  asm("max.NaN.f32 %0, %1, %2;" : "=f"(clamped) : "f"(x), "f"(-127.f));
-  constexpr float kRounder = 12582912.f;  // 1.5 * 2^23: a sum with it is rounded to a whole number
-  const float shifted = clamped + kRounder;
-  const float fraction = clamped - (shifted - kRounder);
-  float power = fmaf(fraction, 0.00958285f, 0.05590643f);
-  power = fmaf(fraction, power, 0.24024099f);
-  power = fmaf(fraction, power, 0.69312419f);
-  power = fmaf(fraction, power, 1.f);
-  return power * __int_as_float((__float_as_int(shifted) << 23) + 0x3F800000);
-}
-
 // Two floats rounded to nearest even and packed, the first in the low half.
 template <typename Element>
 __device__ __forceinline__ uint32_t pack(float low, float high);

@@ -89,8 +89,8 @@ cudaError_t launch_backward(const BackwardParams& params) {
     error = cudaFuncSetAttribute(backward_after_kernel<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                  kTileBytes);
     if (error != cudaSuccess) return error;
-    backward_after_kernel<Config>
-        <<<row_blocks, Config::kThreads, kTileBytes, stream>>>(params, arguments.dq, arguments.rows.tiles);
+    backward_after_kernel<Config><<<row_blocks, Config::kThreads, kTileBytes, stream>>>(
+        params, arguments.dq, nullptr, arguments.rows.tiles);
   }
   return cudaGetLastError();
 }

@@ -101,10 +101,11 @@ __global__ void backward_before_kernel(const __grid_constant__ BackwardParams pa
 }
 
 // dq = softmax_scale * workspace. Grid: tiles * Hq * B blocks of Config::kThreads, each a row tile. Workspace
-// says how the accumulators lie, as DqWorkspace does.
+// says how the accumulators lie, as DqWorkspace does. `visits`, if there is one, is 0 where nobody has
+// written a row tile's part of the workspace.
 template <class Config, class Workspace = DqWorkspace<Config>>
 __global__ void backward_after_kernel(const __grid_constant__ BackwardParams params, const float* workspace,
-                                      int tiles) {
+                                      const int32_t* visits, int tiles) {
   using Element = typename Config::Element;
   using Tile = typename Config::QTile;
   extern __shared__ __align__(1024) char smem[];
@@ -114,12 +115,13 @@ __global__ void backward_after_kernel(const __grid_constant__ BackwardParams par
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const float scale = static_cast<float>(params.softmax_scale);
   const float* source = workspace + int64_t{blockIdx.x} * Workspace::kTileFloats;
+  const bool visited = visits == nullptr || visits[blockIdx.x] != 0;
 #pragma unroll
   for (int m = 0; m < Workspace::kM; ++m) {
 #pragma unroll
     for (int n = 0; n < Workspace::kN8; ++n) {
-      float x[4];
-      load_fragment(x, source + Workspace::fragment_offset(warp, m, n), lane);
+      float x[4] = {};
+      if (visited) load_fragment(x, source + Workspace::fragment_offset(warp, m, n), lane);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const int offset =

@@ -36,7 +36,8 @@ struct BackwardArguments {
   MaskTiles mask;
   sm80::RowStatistics rows;
   float* dq;         // fp32 workspace, see DqWorkspace
-  int32_t* dq_turn;  // [B, Hq, row_tiles, Config::kTurns], zeroed; read in deterministic mode only
+  int32_t* dq_turn;  // [B, Hq, row_tiles, Config::kTurns], zeroed: in deterministic mode who has added last,
+                     // else, where the first stores, whether it has
   int column_tiles;
   const int32_t* heads_in_turns;  // see BlockPlace; null: free order
 };

@@ -2,6 +2,10 @@
 // 64 key columns, keeps their dK and dV in registers and computes S and dP transposed, so that P and dS are A
 // operands where they lie; dS alone passes through shared memory, for dQ, whose head dims or rows the
 // warpgroups divide. dQ is added to an fp32 workspace in bulk, from shared memory.
+//
+// The consumers take turns: while one computes exponentials, the products of the other run. So they stand
+// about half a step apart, which is possible because dQ of a step, the only product that needs both, is
+// computed one step later.
 #pragma once
 
 #include "common/block_place.cuh"
@@ -20,8 +24,8 @@ namespace flashmask::sm90 {
 template <class Config>
 class ColumnConsumer;
 
-template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, int kWriters_,
-          int kVInRegisters_, bool kDeterministic_, bool kDense_>
+template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, int kFirstStores_,
+          bool kDeterministic_, bool kDense_>
 struct BackwardConfig {
   using Element = Element_;
   using Consumer = ColumnConsumer<BackwardConfig>;
@@ -31,10 +35,11 @@ struct BackwardConfig {
   static constexpr int kConsumers = 2;
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kBlockN = 64 * kConsumers;
-  static constexpr int kStages = kStages_;               // of Q and dO
-  static constexpr int kWriters = kWriters_;             // warps that add dQ; 0: the consumers do
-  static constexpr bool kVInRegisters = kVInRegisters_;  // dP^T = V dO^T reads V there, else in shared memory
+  static constexpr int kStages = kStages_;  // of Q and dO
+  static constexpr bool kFirstStores =
+      kFirstStores_;  // the first dQ of a row tile is stored, so none is cleared
   static constexpr bool kDeterministic = kDeterministic_;  // dQ is added in a fixed order
+  static constexpr int kWriters = kDeterministic ? 3 : 2;  // warps that add dQ
   static constexpr bool kDense = kDense_;
   static constexpr bool kDropout = false;
   static constexpr int kThreads = 128 * (1 + kConsumers);
@@ -43,9 +48,8 @@ struct BackwardConfig {
   // The consumers divide the rows of dQ where there are 128, else its head dims.
   static constexpr bool kDqByRows = kBlockM == 128;
   static constexpr int kDqColumns = kDqByRows ? kHeadDim : kHeadDim / kConsumers;  // of a consumer
-  static_assert(kStages == 2, "dS has as many buffers, and needs two");
-  static_assert(kWriters == 0 || kWriters == 2 || kWriters == 3, "the producer leaves three warps to spare");
-  static_assert(kWriters > 0 || !kDeterministic, "consumers do not wait for turns");
+  static_assert(kStages == 2, "dS has as many buffers, and the one before is the other");
+  static_assert(kWriters <= 3, "the producer leaves three warps to spare");
   static_assert(kBlockM == 64 || kBlockM == 128, "a consumer's part of dQ has a warpgroup's 64 rows");
   static_assert(kDqColumns == 32 || kDqColumns % 64 == 0,
                 "a consumer's columns of K lie in one panel or are whole panels");
@@ -54,7 +58,7 @@ struct BackwardConfig {
   using DoTile = Operand<kBlockM, kHeadDimV>;
   using KTile = Operand<kBlockN, kHeadDim>;
   using VTile = Operand<kBlockN, kHeadDimV>;
-  using DsTile = Operand<kBlockN, kBlockM>;  // dS transposed
+  using DsTile = Operand<kBlockM, kBlockN>;
 
   // One entry of the ring of row tiles; tile -1 ends the list of the last query head of the group.
   struct Step {
@@ -65,22 +69,21 @@ struct BackwardConfig {
   static constexpr uint32_t kEmptyRows = 1u << 31;  // some row of the tile sees no key
 
   struct alignas(1024) Smem {
-    static constexpr int kMailboxes = kWriters == 0 ? 1 : kWriters;
     char k[KTile::kBytes];  // dK passes through here at the end
     char v[VTile::kBytes];  // and dV here
     char q[kStages][QTile::kBytes];
     char dout[kStages][DoTile::kBytes];
-    char ds[kStages][DsTile::kBytes];  // two: the other consumer may still read the one before
+    char ds[kStages][DsTile::kBytes];
     alignas(128) float dq[kConsumers][64 * kDqColumns];  // as DqWorkspace lays it out
     alignas(128) float lse[kStages][kBlockM];
     alignas(128) float delta[kStages][kBlockM];
     alignas(128) Slot slots[kStages][kMaxSlots][kBlockN];
     Step steps[kStages];
-    Step departures[kMailboxes];  // the next step whose dQ a writer adds; tile -1: none
-    NearTiles near[kMailboxes];
+    Step departures[kWriters];  // the next step whose dQ a writer adds; tile -1: none
+    NearTiles near[kWriters];
     Barrier kv_full;
-    Barrier rows_full[kStages], rows_empty[kStages];
-    Barrier departures_full[kMailboxes], departures_empty[kMailboxes], dq_full[kMailboxes];
+    Barrier rows_full[kStages], rows_empty[kStages], ds_full[kStages];
+    Barrier departures_full[kWriters], departures_empty[kWriters], dq_full[kWriters];
     Barrier dq_empty;
 
     __device__ __forceinline__ void init_barriers() {
@@ -88,6 +91,7 @@ struct BackwardConfig {
       for (int stage = 0; stage < kStages; ++stage) {
         rows_full[stage].init(1);
         rows_empty[stage].init(4 * kConsumers);
+        ds_full[stage].init(4 * kConsumers);
       }
       for (int writer = 0; writer < kWriters; ++writer) {
         departures_full[writer].init(1);
@@ -213,7 +217,7 @@ class ColumnConsumer {
   using ScoreProduct = Wgmma<Element, Config::kBlockM, false>;
   using DkProduct = Wgmma<Element, Config::kHeadDim, true>;
   using DvProduct = Wgmma<Element, Config::kHeadDimV, true>;
-  using DqProduct = Wgmma<Element, Config::kDqColumns, true, true>;
+  using DqProduct = Wgmma<Element, Config::kDqColumns, true>;
   using Fragments = uint32_t[kM16][4];
   using Scores = float[1][kM8][4];
   using DqPart = float[1][kDq8][4];
@@ -227,9 +231,6 @@ class ColumnConsumer {
         group_(group),
         thread_(thread) {}
 
-  // Products are issued so that the tensor cores always have one that nobody waits for: S under the departure
-  // of the dQ before, dP under the exponentials, dV under dS, dK under the exchange of dS. Two row tiles a
-  // turn, since ptxas lets no product be in flight from one turn to the next.
   __device__ __forceinline__ void run() {
     const BackwardParams& params = arguments_.params;
     scale_ = static_cast<float>(params.softmax_scale * 1.4426950408889634);
@@ -237,40 +238,35 @@ class ColumnConsumer {
     set_zero(dv_);
 
     smem_.kv_full.wait(0);
-    if constexpr (Config::kVInRegisters) load_v();
+    if (group_ == 1) named_barrier_arrive(kTurnBarrier, 256);  // the first turn is the other's
     for (typename Config::Step step = next_step(); step.tile >= 0; step = next_step()) {
-      Scores s;
-      DqPart dq;
-      multiply_scores(s);
-      advance(s, dq, step);
-      const int stage = rows_.index;
-      rows_.advance();
-      step = next_step();
-      if (step.tile < 0) {
-        finish<0>(dq, stage);
-        break;
-      }
-      multiply_scores(s);
-      finish<1>(dq, stage);
-      DqPart second_dq;
-      advance(s, second_dq, step);
-      finish<0>(second_dq, rows_.index);
+      consume(step);
       rows_.advance();
     }
-    hand_over_dq();
+    if (dq_is_due_) {
+      DqPart dq;
+      multiply_dq(dq);
+      store_dv();  // in the place of this consumer's keys of V, which only it has read
+      wgmma_wait<0>();
+      pin(flat(dq));
+      hand_over_dq(dq);
+    } else {
+      store_dv();
+    }
 
-    named_barrier_sync(kBothBarrier, 256);  // nobody reads K or V any more
+    named_barrier_sync(kBothBarrier, 256);  // nobody reads K any more
     if (params.dk.data != nullptr) {
       store<typename Config::KTile>(dk_, smem_.k, &arguments_.dk, static_cast<float>(params.softmax_scale));
     }
-    if (params.dv.data != nullptr) store<typename Config::VTile>(dv_, smem_.v, &arguments_.dv, 1.f);
     if (thread_ == 0) bulk_wait_read();  // the block's shared memory must outlive its copies
   }
 
  private:
-  // Named barriers: 0 is __syncthreads; one for both consumers, one for each one's own threads.
+  // Named barriers: 0 is __syncthreads; one for both consumers, one for each one's own threads, one for each
+  // one's turn.
   static constexpr int kBothBarrier = 1;
   static constexpr int kGroupBarrier = 2;
+  static constexpr int kTurnBarrier = 4;
 
   __device__ __forceinline__ void release(Barrier& barrier) {
     __syncwarp();
@@ -282,63 +278,50 @@ class ColumnConsumer {
     return smem_.steps[rows_.index];
   }
 
-  // This consumer's keys of V as A operands of a product over the head dims.
-  __device__ __forceinline__ void load_v() {
-    const int lane = thread_ % 32;
-    const int key = group_ * 64 + thread_ / 32 * 16 + lane % 16;
-#pragma unroll
-    for (int d = 0; d < Config::kHeadDimV / 16; ++d) {
-      load_matrices(v_[d], smem_.v + Config::VTile::offset(key, 2 * d + lane / 16));
-    }
-  }
-
-  // From S^T, which is in flight, to dQ, dK and dV, which are when this returns.
-  __device__ __forceinline__ void advance(Scores& s, DqPart& dq, const typename Config::Step& step) {
+  // One row tile. dP is in flight under the exponentials, dV and dQ of the row tile before under dS, dK under
+  // the departure of both; what this leaves of the tensor cores' time the other consumer takes.
+  __device__ __forceinline__ void consume(const typename Config::Step& step) {
     const int stage = rows_.index;
     if (step.work & Config::kEmptyRows) clear_empty_rows(stage);
-    Scores dp;
+    // Before the products: they leave loads next to nothing of shared memory's bandwidth.
+    Statistics lse, delta;
+    load_statistics(lse, smem_.lse[stage]);
+    Scores s, dp;
+    multiply_scores(s);
     multiply_dp(dp);
-    hand_over_dq();
-    Statistics statistics;
+    named_barrier_sync(kTurnBarrier + group_, 256);
     wgmma_wait<1>();
     pin(flat(s));
-    load_statistics(statistics, smem_.lse[stage]);
-    weigh(s, statistics, step);
+    weigh(s, lse, step);
+    pin(flat(s));
+    named_barrier_arrive(kTurnBarrier + (group_ ^ 1), 256);
     Fragments p, ds;
     round_fragments<Element>(s, p);
-    const uint32_t settled = non_negative(p);
+    load_statistics(delta, smem_.delta[stage]);
     multiply_rows<DvProduct, typename Config::DoTile>(dv_, p, smem_.dout[stage]);
-    wgmma_wait_behind<1>(settled);
+    DqPart dq;
+    multiply_dq(dq);  // in the first row tile of nothing, and dropped
+    wgmma_wait_behind<2>(settled(p));
     pin(flat(dp));
-    load_statistics(statistics, smem_.delta[stage]);
-    differentiate(p, statistics, dp);
+    differentiate(p, delta, dp);
     round_fragments<Element>(dp, ds);
-    multiply_rows<DkProduct, typename Config::QTile>(dk_, ds, smem_.q[stage]);
-    store_ds(ds, smem_.ds[stage]);
-    if (Config::kWriters == 0 && thread_ == 0) bulk_wait_read();  // of dQ of the step before
-    named_barrier_sync(kBothBarrier, 256);
-    wgmma_wait<1>();  // dV += P^T dO: dQ needs P's registers
-    multiply_dq(dq, smem_.ds[stage]);
-    before_ = step.tile;
-  }
-
-  // Ends a step once no more than kPending groups of products, none of them its own, are in flight.
-  template <int kPending>
-  __device__ __forceinline__ void finish(DqPart& dq, int stage) {
-    if constexpr (Config::kWriters > 0) smem_.dq_empty.wait(stage ^ 1);  // of dQ of the step before
-    wgmma_wait<kPending>();
-    pin(flat(dq));
-    pin(flat(dk_));
+    wgmma_wait_behind<0>(settled(ds));
     pin(flat(dv_));
-    store_dq(dq);
+    pin(flat(dq));
+    multiply_rows<DkProduct, typename Config::QTile>(dk_, ds, smem_.q[stage]);
+    hand_over(ds, dq);
+    dq_is_due_ = true;
+    wgmma_wait<0>();
+    pin(flat(dk_));
     release(smem_.rows_empty[stage]);
   }
 
-  // The lse or delta of this lane's columns of S^T.
+  // The lse or delta of this lane's columns of S^T, loaded here and not where they are used.
   static __device__ __forceinline__ void load_statistics(Statistics& statistics, const float* rows) {
 #pragma unroll
     for (int n = 0; n < kM8; ++n) {
       statistics[n] = load_statistic(rows, n);
+      asm volatile("" : "+f"(statistics[n].x), "+f"(statistics[n].y)::"memory");
     }
   }
 
@@ -364,12 +347,8 @@ class ColumnConsumer {
     wgmma_fence();
 #pragma unroll
     for (int d = 0; d < Config::kHeadDimV / 16; ++d) {
-      const uint64_t dout_rows = Config::DoTile::depth_columns(dout, 0, d);
-      if constexpr (Config::kVInRegisters) {
-        ScoreProduct::rs(flat(dp), v_[d], dout_rows, d > 0);
-      } else {
-        ScoreProduct::ss(flat(dp), Config::VTile::depth_columns(v, group_ * 64, d), dout_rows, d > 0);
-      }
+      ScoreProduct::ss(flat(dp), Config::VTile::depth_columns(v, group_ * 64, d),
+                       Config::DoTile::depth_columns(dout, 0, d), d > 0);
     }
     wgmma_commit();
   }
@@ -386,9 +365,12 @@ class ColumnConsumer {
     wgmma_commit();
   }
 
-  // Starts this consumer's part of dQ = dS K.
-  __device__ __forceinline__ void multiply_dq(float (&dq)[1][kDq8][4], const char* shared) {
-    const uint32_t ds = Config::DsTile::rows_base(shared_address(shared));
+  // Starts this consumer's part of dQ = dS K of the row tile before, once both consumers have stored their
+  // dS.
+  __device__ __forceinline__ void multiply_dq(float (&dq)[1][kDq8][4]) {
+    const int stage = rows_.index ^ 1;
+    smem_.ds_full[stage].wait(rows_.index == 0 ? rows_.parity ^ 1 : rows_.parity);
+    const uint32_t ds = Config::DsTile::columns_base(shared_address(smem_.ds[stage]));
     const uint32_t k = Config::KTile::rows_base(shared_address(smem_.k));
     const int row = Config::kDqByRows ? group_ * 64 : 0;
     const int column = Config::kDqByRows ? 0 : group_ * Config::kDqColumns;
@@ -396,15 +378,10 @@ class ColumnConsumer {
     wgmma_fence();
 #pragma unroll
     for (int j = 0; j < Config::kBlockN / 16; ++j) {
-      DqProduct::ss(flat(dq), Config::DsTile::depth_rows(ds, j, row), Config::KTile::depth_rows(k, j, column),
-                    j > 0);
+      DqProduct::ss(flat(dq), Config::DsTile::depth_columns(ds, row, j),
+                    Config::KTile::depth_rows(k, j, column), j > 0);
     }
     wgmma_commit();
-  }
-
-  // A quarter of the exponentials go to the FMA pipes: both warpgroups ask the special function unit at once.
-  static __device__ __forceinline__ float exp2_of(int n, float x) {
-    return n % 4 == 0 ? exp2_polynomial(x) : exp2_approx(x);
   }
 
   // S^T to P^T. Masked elements are put to 0 last: before, which infinity stands for them would hang on the
@@ -414,8 +391,8 @@ class ColumnConsumer {
     for (int n = 0; n < kM8; ++n) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        s[0][n][2 * h] = exp2_of(n, s[0][n][2 * h] * scale_ - lse[n].x);
-        s[0][n][2 * h + 1] = exp2_of(n, s[0][n][2 * h + 1] * scale_ - lse[n].y);
+        s[0][n][2 * h] = exp2_approx(s[0][n][2 * h] * scale_ - lse[n].x);
+        s[0][n][2 * h + 1] = exp2_approx(s[0][n][2 * h + 1] * scale_ - lse[n].y);
       }
     }
     clear_masked(s, step);
@@ -474,49 +451,42 @@ class ColumnConsumer {
     }
   }
 
-  // dS^T to shared memory: rows are keys, columns queries.
-  __device__ __forceinline__ void store_ds(const Fragments& ds, char* shared) {
+  // This consumer's columns of dS to shared memory, and dQ of the row tile before, if there is one; word of
+  // both to those who wait. When the other consumer knows that dS is there it also knows that nobody reads
+  // the dS before any more.
+  __device__ __forceinline__ void hand_over(const Fragments& ds, const DqPart& dq) {
     const int lane = thread_ % 32;
-    const int key = group_ * 64 + thread_ / 32 * 16 + lane % 16;
+    const int query = lane / 16 * 8 + lane % 8, chunk = group_ * 8 + thread_ / 32 * 2 + lane / 8 % 2;
 #pragma unroll
     for (int i = 0; i < kM16; ++i) {
-      store_matrices(shared + Config::DsTile::offset(key, 2 * i + lane / 16), ds[i]);
+      store_matrices_transposed(smem_.ds[rows_.index] + Config::DsTile::offset(16 * i + query, chunk), ds[i]);
     }
-    fence_async_shared();
+    if (dq_is_due_) {
+      hand_over_dq(dq);
+    } else {
+      fence_async_shared();
+    }
+    release(smem_.ds_full[rows_.index]);
   }
 
-  // This consumer's part of dQ to shared memory, as the workspace lays it out.
-  __device__ __forceinline__ void store_dq(const DqPart& dq) {
+  // This consumer's part of dQ of the row tile before to shared memory, as the workspace lays it out, once
+  // the writers have taken away the dQ that lies there.
+  __device__ __forceinline__ void hand_over_dq(const DqPart& dq) {
+    smem_.dq_empty.wait(rows_.index);  // its phases are row tiles, as those of a stage of two
 #pragma unroll
     for (int n = 0; n < kDq8; ++n) {
       *reinterpret_cast<float4*>(smem_.dq[group_] + DqWorkspace<Config>::fragment_offset(thread_ / 32, 0, n) +
                                  thread_ % 32 * 4) =
           make_float4(dq[0][n][0], dq[0][n][1], dq[0][n][2], dq[0][n][3]);
     }
+    fence_async_shared();
+    release(smem_.dq_full[writer_.index]);
+    writer_.advance();
   }
 
-  // And from there, added, to the workspace.
-  __device__ __forceinline__ void hand_over_dq() {
-    if (before_ < 0) return;
-    if constexpr (Config::kWriters > 0) {
-      fence_async_shared();
-      if constexpr (Config::kWriters == Config::kStages) {
-        release(smem_.dq_full[rows_.index ^ 1]);
-      } else {
-        release(smem_.dq_full[writer_.index]);
-        writer_.advance();
-      }
-    } else {
-      if (arguments_.params.dq.data == nullptr) return;
-      fence_async_shared();
-      named_barrier_sync(kGroupBarrier + group_, 128);
-      if (thread_ == 0) {
-        constexpr int kFloats = 64 * Config::kDqColumns;
-        bulk_reduce_add(
-            arguments_.dq + int64_t{before_} * DqWorkspace<Config>::kTileFloats + group_ * kFloats,
-            smem_.dq[group_], kFloats * static_cast<int>(sizeof(float)));
-        bulk_commit();
-      }
+  __device__ __forceinline__ void store_dv() {
+    if (arguments_.params.dv.data != nullptr) {
+      store<typename Config::VTile>(dv_, smem_.v, &arguments_.dv, 1.f);
     }
   }
 
@@ -524,13 +494,17 @@ class ColumnConsumer {
   template <class Tile, int kCount>
   __device__ __forceinline__ void store(const float (&gradient)[1][kCount][4], char* shared,
                                         const CUtensorMap* map, float factor) {
+    const int lane = thread_ % 32;
+    const int key = group_ * 64 + thread_ / 32 * 16 + lane % 16;
 #pragma unroll
-    for (int n = 0; n < kCount; ++n) {
+    for (int n = 0; n < kCount; n += 2) {
+      uint32_t packed[4];
 #pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        *reinterpret_cast<uint32_t*>(shared + Tile::offset(lane_key() + 8 * h, n) + thread_ % 4 * 4) =
-            pack<Element>(gradient[0][n][2 * h] * factor, gradient[0][n][2 * h + 1] * factor);
+      for (int i = 0; i < 4; ++i) {
+        const float* pair = gradient[0][n + i / 2] + i % 2 * 2;
+        packed[i] = pack<Element>(pair[0] * factor, pair[1] * factor);
       }
+      store_matrices(shared + Tile::offset(key, n + lane / 16), packed);
     }
     fence_async_shared();
     named_barrier_sync(kGroupBarrier + group_, 128);
@@ -551,9 +525,8 @@ class ColumnConsumer {
   float scale_;
   Stage<Config::kStages> rows_;
   Stage<Config::kWriters> writer_;
-  int before_ = -1;  // the row tile whose dQ lies in shared memory
+  bool dq_is_due_ = false;  // of a row tile that has been consumed
   float dk_[1][kDk8][4], dv_[1][kDv8][4];
-  uint32_t v_[Config::kVInRegisters ? Config::kHeadDimV / 16 : 1][4];
 };
 
 // Grid: column_tiles * Hk * B blocks. Warp 0 fetches, those after it help, two warpgroups compute.
@@ -566,6 +539,11 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (threadIdx.x == 0) {
     smem.init_barriers();
     fence_barrier_init();
+  } else if (threadIdx.x == 32) {
+    prefetch_descriptor(&arguments.k);
+    prefetch_descriptor(&arguments.v);
+    prefetch_descriptor(&arguments.q);
+    prefetch_descriptor(&arguments.dout);
   }
   __syncthreads();
   if (warp < 4) {

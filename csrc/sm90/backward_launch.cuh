@@ -28,7 +28,8 @@ BackwardPlan plan_backward(const BackwardParams& params) {
   plan.heads = parts.reserve(Config::kDeterministic ? 4 : 0);
   const bool wants_dq = params.dq.data != nullptr;
   plan.dq = parts.reserve(wants_dq ? tiles * DqWorkspace<Config>::kTileFloats * 4 : 0);
-  plan.turns = parts.reserve(wants_dq && Config::kDeterministic ? tiles * Config::kTurns * 4 : 0);
+  plan.turns = parts.reserve(
+      wants_dq && (Config::kDeterministic || Config::kFirstStores) ? tiles * Config::kTurns * 4 : 0);
   plan.total = parts.end();
   return plan;
 }
@@ -98,8 +99,9 @@ cudaError_t launch_backward(const BackwardParams& params) {
     if (error != cudaSuccess) return error;
     arguments.heads_in_turns = heads;
   }
-  if (plan.total > plan.dq) {  // dQ and the turns lie side by side
-    error = cudaMemsetAsync(workspace + plan.dq, 0, plan.total - plan.dq, stream);
+  const int64_t cleared = Config::kFirstStores ? plan.turns : plan.dq;  // dQ and the turns lie side by side
+  if (plan.total > cleared) {
+    error = cudaMemsetAsync(workspace + cleared, 0, plan.total - cleared, stream);
     if (error != cudaSuccess) return error;
   }
   sm80::backward_before_kernel<Config><<<row_blocks, 128, 0, stream>>>(params, arguments.rows);
@@ -116,7 +118,8 @@ cudaError_t launch_backward(const BackwardParams& params) {
     const auto convert = sm80::backward_after_kernel<Conversion, DqWorkspace<Config>>;
     error = cudaFuncSetAttribute(convert, cudaFuncAttributeMaxDynamicSharedMemorySize, kTileBytes);
     if (error != cudaSuccess) return error;
-    convert<<<row_blocks, Conversion::kThreads, kTileBytes, stream>>>(params, arguments.dq,
+    const int32_t* visits = Config::kFirstStores ? arguments.dq_turn : nullptr;
+    convert<<<row_blocks, Conversion::kThreads, kTileBytes, stream>>>(params, arguments.dq, visits,
                                                                       arguments.rows.tiles);
   }
   return cudaGetLastError();

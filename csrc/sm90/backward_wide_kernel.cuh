@@ -32,6 +32,7 @@ struct WideBackwardConfig {
   static constexpr int kWriters = 0;  // the consumers add dQ
   static constexpr int kHelpers = kDeterministic ? 1 : 0;
   static constexpr int kTurns = kConsumers;  // counters of a row tile
+  static constexpr bool kFirstStores = false;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   // Of a consumer.
   static constexpr bool kDqByRows = false;
@@ -204,7 +205,7 @@ class WideConsumer {
       multiply_dq(second, 1);
       wgmma_wait<1>();
       weigh(s, scale, step, p);
-      wgmma_wait_behind<0>(non_negative(p));
+      wgmma_wait_behind<0>(settled(p));
       pin(flat(second));
       if (step.tile < 0) {
         add_dq(second, 1, tile);

@@ -32,15 +32,15 @@ __device__ __forceinline__ void round_fragments(const float (&values)[1][kM8][4]
   }
 }
 
-// Something of every rounded weight that has no sign bit, as weights have none.
+// Something of all the fragments, for wgmma_wait_behind.
 template <int kM16>
-__device__ __forceinline__ uint32_t non_negative(const uint32_t (&weights)[kM16][4]) {
+__device__ __forceinline__ uint32_t settled(const uint32_t (&fragments)[kM16][4]) {
   uint32_t any = 0;
 #pragma unroll
   for (int i = 0; i < kM16; ++i)
 #pragma unroll
-    for (int e = 0; e < 4; ++e) any |= weights[i][e];
-  return any;
+    for (int e = 0; e < 4; ++e) any |= fragments[i][e];
+  return any & 0x7fffffff;
 }
 
 // The lse or delta of this lane's two queries among the eight from 8n on.

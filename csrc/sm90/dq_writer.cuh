@@ -79,20 +79,32 @@ class DqWriter {
   }
 
  private:
+  // What `visits` of a row tile holds in free order where the first stores: 0, then kClaimed by the first to
+  // come, then kStored when there is something to add to.
+  static constexpr int kClaimed = 1, kStored = 2;
+
   // The turn most often comes before dQ does, so it is waited for first. What other blocks' copies added
   // before it comes before what this one adds: a copy that is complete is visible to its thread, which
   // releases the counter; here the counter is acquired, and the fence carries that over to copies.
   __device__ __forceinline__ void add(int tile, int turn, int parity) {
     const bool wanted = arguments_.params.dq.data != nullptr;
     int32_t* counter = arguments_.dq_turn + tile;
+    bool first = false;
     if (Config::kDeterministic && wanted) {
       acquire_turn(counter, turn);
       fence_async_global();
+      first = turn == 0;
     }
     smem_.dq_full[writer_].wait(parity);
+    if (!Config::kDeterministic && Config::kFirstStores && wanted) first = is_first(counter);
     if (wanted) {
       constexpr int kBytes = DqWorkspace<Config>::kTileFloats * static_cast<int>(sizeof(float));
-      bulk_reduce_add(arguments_.dq + int64_t{tile} * DqWorkspace<Config>::kTileFloats, smem_.dq[0], kBytes);
+      float* part = arguments_.dq + int64_t{tile} * DqWorkspace<Config>::kTileFloats;
+      if (Config::kFirstStores && first) {
+        bulk_store(part, smem_.dq[0], kBytes);
+      } else {
+        bulk_reduce_add(part, smem_.dq[0], kBytes);
+      }
       bulk_commit();
       bulk_wait_read();
     }
@@ -100,7 +112,18 @@ class DqWriter {
     if (Config::kDeterministic && wanted) {
       bulk_wait();
       pass_turn(counter, turns_.column_tile());
+    } else if (first) {
+      bulk_wait();
+      pass_turn(counter, kStored - 1);
     }
+  }
+
+  // Whether nobody came before to a row tile; if somebody did, returns when what it stores is there.
+  __device__ __forceinline__ bool is_first(int32_t* visits) {
+    if (atomicCAS(visits, 0, kClaimed) == 0) return true;
+    acquire_turn(visits, kStored);
+    fence_async_global();
+    return false;
   }
 
   const BackwardArguments& arguments_;

@@ -112,6 +112,13 @@ __device__ __forceinline__ void bulk_reduce_add(float* global, const float* shar
                : "memory");
 }
 
+// Copies `bytes` of floats from shared to global memory.
+__device__ __forceinline__ void bulk_store(float* global, const float* shared, int bytes) {
+  asm volatile("cp.async.bulk.global.shared::cta.bulk_group [%0], [%1], %2;" ::"l"(global),
+               "r"(shared_address(shared)), "r"(bytes)
+               : "memory");
+}
+
 // Closes a group of this thread's copies out of shared memory.
 __device__ __forceinline__ void bulk_commit() { asm volatile("cp.async.bulk.commit_group;" ::: "memory"); }
 
@@ -150,12 +157,12 @@ __device__ __forceinline__ void store_matrices(void* row, const uint32_t (&matri
                : "memory");
 }
 
-// The opposite: four 8x8 matrices from shared memory.
-__device__ __forceinline__ void load_matrices(uint32_t (&matrices)[4], const void* row) {
-  asm volatile("ldmatrix.sync.aligned.m8n8.x4.shared.b16 {%0, %1, %2, %3}, [%4];"
-               : "=r"(matrices[0]), "=r"(matrices[1]), "=r"(matrices[2]), "=r"(matrices[3])
-               : "r"(shared_address(row))
-               : "memory");
+// The same of the matrices transposed: what a lane names is a column.
+__device__ __forceinline__ void store_matrices_transposed(void* column, const uint32_t (&matrices)[4]) {
+  asm volatile(
+      "stmatrix.sync.aligned.m8n8.x4.trans.shared.b16 [%0], {%1, %2, %3, %4};" ::"r"(shared_address(column)),
+      "r"(matrices[0]), "r"(matrices[1]), "r"(matrices[2]), "r"(matrices[3])
+      : "memory");
 }
 
 // wgmma runs asynchronously: registers it reads or writes must be settled before (fence), products are
