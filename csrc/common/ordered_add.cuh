@@ -75,13 +75,17 @@ inline __device__ void wait_for_turn(const int32_t* turn, int32_t seen, int32_t 
   __syncwarp();
 }
 
+inline __device__ int32_t load_acquire(const int32_t* counter) {
+  int32_t seen;
+  asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(counter) : "memory");
+  return seen;
+}
+
 // Returns when it is this block's turn to add. Called by one thread that will add by asynchronous copies:
 // they go another way than additions from registers, so the counter is acquired, for a fence to carry over.
 inline __device__ void acquire_turn(const int32_t* turn, int32_t expected) {
-  int32_t seen;
-  do {
-    asm volatile("ld.acquire.gpu.global.s32 %0, [%1];" : "=r"(seen) : "l"(turn) : "memory");
-  } while (seen != expected);
+  while (load_acquire(turn) != expected) {
+  }
 }
 
 // Called by one thread, once a barrier has ordered all threads' additions before it, or its own copies are

@@ -35,9 +35,10 @@ struct BackwardArguments {
   BackwardParams params;
   MaskTiles mask;
   sm80::RowStatistics rows;
-  float* dq;         // fp32 workspace, see DqWorkspace
-  int32_t* dq_turn;  // [B, Hq, row_tiles, Config::kTurns], zeroed: in deterministic mode who has added last,
-                     // else, where the first stores, whether it has
+  float* dq;          // fp32 workspace, see DqWorkspace
+  int32_t* dq_turn;   // [B, Hq, row_tiles, Config::kTurns], zeroed: in deterministic mode who has added last,
+                      // else, where the first stores, whether it has
+  int32_t* visitors;  // [Bm, Hm, row_tiles]: column tiles that visit; see DqFinisher
   int column_tiles;
   const int32_t* heads_in_turns;  // see BlockPlace; null: free order
 };

@@ -13,7 +13,7 @@
 #include "common/softmax.cuh"
 #include "sm90/backward_arguments.cuh"
 #include "sm90/column_fragments.cuh"
-#include "sm90/dq_writer.cuh"
+#include "sm90/dq_finisher.cuh"
 #include "sm90/forward_kernel.cuh"
 #include "sm90/operand.cuh"
 #include "sm90/ptx.cuh"
@@ -24,27 +24,28 @@ namespace flashmask::sm90 {
 template <class Config>
 class ColumnConsumer;
 
-template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, int kFirstStores_,
+template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, int kDqEnds_,
           bool kDeterministic_, bool kDense_>
 struct BackwardConfig {
   using Element = Element_;
   using Consumer = ColumnConsumer<BackwardConfig>;
-  using Helper = DqWriter<BackwardConfig>;
+  using Helper = std::conditional_t<kDqEnds_ == 2, DqFinisher<BackwardConfig>, DqWriter<BackwardConfig>>;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kHeadDimV = kHeadDimV_;
   static constexpr int kConsumers = 2;
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kBlockN = 64 * kConsumers;
   static constexpr int kStages = kStages_;  // of Q and dO
-  static constexpr bool kFirstStores =
-      kFirstStores_;  // the first dQ of a row tile is stored, so none is cleared
-  static constexpr bool kDeterministic = kDeterministic_;  // dQ is added in a fixed order
-  static constexpr int kWriters = kDeterministic ? 3 : 2;  // warps that add dQ
+  // Which ends of a row tile's dQ the block sees to: the first to come stores, so that nobody clears the
+  // workspace; the last converts, so that nobody reads it again.
+  static constexpr bool kFirstStores = kDqEnds_ >= 1, kFinishes = kDqEnds_ >= 2;
+  static constexpr bool kDeterministic = kDeterministic_;                // dQ is added in a fixed order
+  static constexpr int kWriters = kDeterministic && !kFinishes ? 3 : 2;  // of a step's dQ, by turns
   static constexpr bool kDense = kDense_;
   static constexpr bool kDropout = false;
   static constexpr int kThreads = 128 * (1 + kConsumers);
-  static constexpr int kHelpers = kWriters;
-  static constexpr int kTurns = 1;  // counters of a row tile
+  static constexpr int kHelpers = kFinishes ? 3 : kWriters;
+  static constexpr int kTurns = kFinishes ? 2 : 1;  // counters of a row tile
   // The consumers divide the rows of dQ where there are 128, else its head dims.
   static constexpr bool kDqByRows = kBlockM == 128;
   static constexpr int kDqColumns = kDqByRows ? kHeadDim : kHeadDim / kConsumers;  // of a consumer
@@ -80,7 +81,9 @@ struct BackwardConfig {
     alignas(128) Slot slots[kStages][kMaxSlots][kBlockN];
     Step steps[kStages];
     Step departures[kWriters];  // the next step whose dQ a writer adds; tile -1: none
-    NearTiles near[kWriters];
+    NearTiles near[kHelpers];
+    int taking;                 // whether a helper is taking a step's dQ
+    Stage<kWriters> departure;  // that is taken next
     Barrier kv_full;
     Barrier rows_full[kStages], rows_empty[kStages], ds_full[kStages];
     Barrier departures_full[kWriters], departures_empty[kWriters], dq_full[kWriters];
@@ -99,6 +102,8 @@ struct BackwardConfig {
         dq_full[writer].init(4 * kConsumers);
       }
       dq_empty.init(1);
+      taking = 0;
+      departure = {};
     }
   };
   static_assert(sizeof(Smem) <= kMaxSmemBytes, "Hopper offers a block 227 KB of shared memory");

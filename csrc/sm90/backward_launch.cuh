@@ -12,21 +12,24 @@ namespace flashmask::sm90 {
 
 // Offsets into the workspace, in bytes.
 struct BackwardPlan {
-  int64_t mask, lse, delta, empty, heads, dq, turns, total;
+  int64_t mask, lse, delta, empty, heads, visitors, dq, turns, total;
 };
 
 template <class Config>
 BackwardPlan plan_backward(const BackwardParams& params) {
   const Shape& shape = params.shape;
-  const int64_t tiles = shape.batch * shape.heads_q * ceil_div(shape.seqlen_q, Config::kBlockM);
+  const Mask mask = effective_mask(params.mask);
+  const int64_t row_tiles = ceil_div(shape.seqlen_q, Config::kBlockM);
+  const int64_t tiles = shape.batch * shape.heads_q * row_tiles;
   BackwardPlan plan{};
   WorkspacePlan parts;
-  plan.mask = parts.reserve(mask_tiles_bytes(effective_mask(params.mask), shape.seqlen_k, Config::kBlockN));
+  plan.mask = parts.reserve(mask_tiles_bytes(mask, shape.seqlen_k, Config::kBlockN));
   plan.lse = parts.reserve(tiles * Config::kBlockM * 4);
   plan.delta = parts.reserve(tiles * Config::kBlockM * 4);
   plan.empty = parts.reserve(tiles * 4);
   plan.heads = parts.reserve(Config::kDeterministic ? 4 : 0);
   const bool wants_dq = params.dq.data != nullptr;
+  plan.visitors = parts.reserve(Config::kFinishes ? mask.batch * mask.heads * row_tiles * 4 : 0);
   plan.dq = parts.reserve(wants_dq ? tiles * DqWorkspace<Config>::kTileFloats * 4 : 0);
   plan.turns = parts.reserve(
       wants_dq && (Config::kDeterministic || Config::kFirstStores) ? tiles * Config::kTurns * 4 : 0);
@@ -86,6 +89,7 @@ cudaError_t launch_backward(const BackwardParams& params) {
                     static_cast<int>(ceil_div(shape.seqlen_q, Config::kBlockM))};
   arguments.dq = reinterpret_cast<float*>(workspace + plan.dq);
   arguments.dq_turn = reinterpret_cast<int32_t*>(workspace + plan.turns);
+  arguments.visitors = reinterpret_cast<int32_t*>(workspace + plan.visitors);
   arguments.column_tiles = arguments.mask.tile_count;
 
   const auto row_blocks = static_cast<unsigned>(shape.batch * shape.heads_q * arguments.rows.tiles);
@@ -105,6 +109,13 @@ cudaError_t launch_backward(const BackwardParams& params) {
     if (error != cudaSuccess) return error;
   }
   sm80::backward_before_kernel<Config><<<row_blocks, 128, 0, stream>>>(params, arguments.rows);
+  if constexpr (Config::kFinishes) {
+    if (wants_dq) {
+      const auto planes = static_cast<unsigned>(mask.batch * mask.heads * arguments.rows.tiles);
+      count_visitors_kernel<Config>
+          <<<planes, 128, 0, stream>>>(params, arguments.mask, arguments.rows.tiles, arguments.visitors);
+    }
+  }
   error = encode_tensor_maps<Config>(params, &arguments);
   if (error != cudaSuccess) return error;
   constexpr int kSmemBytes = sizeof(typename Config::Smem);
@@ -112,7 +123,7 @@ cudaError_t launch_backward(const BackwardParams& params) {
       cudaFuncSetAttribute(backward_kernel<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (error != cudaSuccess) return error;
   backward_kernel<Config><<<static_cast<unsigned>(blocks), Config::kThreads, kSmemBytes, stream>>>(arguments);
-  if (wants_dq) {
+  if (wants_dq && !Config::kFinishes) {
     using Conversion = DqConversion<Config>;
     constexpr int kTileBytes = Conversion::QTile::kBytes;
     const auto convert = sm80::backward_after_kernel<Conversion, DqWorkspace<Config>>;

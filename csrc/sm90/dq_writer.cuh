@@ -89,14 +89,17 @@ class DqWriter {
   __device__ __forceinline__ void add(int tile, int turn, int parity) {
     const bool wanted = arguments_.params.dq.data != nullptr;
     int32_t* counter = arguments_.dq_turn + tile;
-    bool first = false;
+    bool first = false, stored = false;
     if (Config::kDeterministic && wanted) {
       acquire_turn(counter, turn);
       fence_async_global();
       first = turn == 0;
+    } else if (Config::kFirstStores && wanted) {
+      stored = load_acquire(counter) == kStored;  // most often so, and known before dQ comes
+      fence_async_global();
     }
     smem_.dq_full[writer_].wait(parity);
-    if (!Config::kDeterministic && Config::kFirstStores && wanted) first = is_first(counter);
+    if (!Config::kDeterministic && Config::kFirstStores && wanted && !stored) first = is_first(counter);
     if (wanted) {
       constexpr int kBytes = DqWorkspace<Config>::kTileFloats * static_cast<int>(sizeof(float));
       float* part = arguments_.dq + int64_t{tile} * DqWorkspace<Config>::kTileFloats;
