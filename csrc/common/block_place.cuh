@@ -20,8 +20,11 @@ struct BlockPlace {
   int head_k;
   int batch;
 
-  __device__ __forceinline__ BlockPlace(const Shape& shape, int column_tiles, const int32_t* heads_in_turns) {
-    const int block = static_cast<int>(blockIdx.x), heads_k = shape.heads_k;
+  BlockPlace() = default;
+
+  __device__ __forceinline__ BlockPlace(const Shape& shape, int column_tiles, const int32_t* heads_in_turns,
+                                        int block) {
+    const int heads_k = shape.heads_k;
     int plane = block / column_tiles;
     column_tile = block % column_tiles;
     if (heads_in_turns != nullptr) {

@@ -128,7 +128,8 @@ __global__ void __launch_bounds__(Config::kThreads)
   const BackwardParams& params = arguments.params;
   const Shape& shape = params.shape;
   const int thread = threadIdx.x;
-  const BlockPlace place(shape, arguments.column_tiles, arguments.heads_in_turns);
+  const BlockPlace place(shape, arguments.column_tiles, arguments.heads_in_turns,
+                         static_cast<int>(blockIdx.x));
   const int column_tile = place.column_tile, head_k = place.head_k, batch = place.batch;
   const int group = shape.heads_q / shape.heads_k;
   const int64_t column_begin = int64_t{column_tile} * kBlockN;

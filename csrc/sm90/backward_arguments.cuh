@@ -40,6 +40,8 @@ struct BackwardArguments {
                       // else, where the first stores, whether it has
   int32_t* visitors;  // [Bm, Hm, row_tiles]: column tiles that visit; see DqFinisher
   int column_tiles;
+  int work_count;  // column_tiles * Hk * B
+  int* ticket;     // zeroed; counts the column tiles taken by blocks that have done their first
   const int32_t* heads_in_turns;  // see BlockPlace; null: free order
 };
 

@@ -25,7 +25,7 @@ template <class Config>
 class ColumnConsumer;
 
 template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, int kDqEnds_,
-          bool kDeterministic_, bool kDense_>
+          int kPersistent_, bool kDeterministic_, bool kDense_>
 struct BackwardConfig {
   using Element = Element_;
   using Consumer = ColumnConsumer<BackwardConfig>;
@@ -35,7 +35,8 @@ struct BackwardConfig {
   static constexpr int kConsumers = 2;
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kBlockN = 64 * kConsumers;
-  static constexpr int kStages = kStages_;  // of Q and dO
+  static constexpr int kStages = kStages_;           // of Q and dO
+  static constexpr bool kPersistent = kPersistent_;  // a block takes column tiles until none is left
   // Which ends of a row tile's dQ the block sees to: the first to come stores, so that nobody clears the
   // workspace; the last converts, so that nobody reads it again.
   static constexpr bool kFirstStores = kDqEnds_ >= 1, kFinishes = kDqEnds_ >= 2;
@@ -61,13 +62,20 @@ struct BackwardConfig {
   using VTile = Operand<kBlockN, kHeadDimV>;
   using DsTile = Operand<kBlockM, kBlockN>;
 
-  // One entry of the ring of row tiles; tile -1 ends the list of the last query head of the group.
+  // One entry of the ring of row tiles; tile -1 ends the list of a column tile, of all its query heads.
   struct Step {
     int tile;       // among those of all heads and samples
-    int row;        // its first
+    int row;        // its first; at the end, whether another column tile follows
     uint32_t work;  // TileVisit::touched, and kEmptyRows
   };
   static constexpr uint32_t kEmptyRows = 1u << 31;  // some row of the tile sees no key
+
+  // A row tile whose dQ will come; tile -1: no more.
+  struct Departure {
+    int tile;
+    int row;
+    int column_tile;  // whose dQ it is
+  };
 
   struct alignas(1024) Smem {
     char k[KTile::kBytes];  // dK passes through here at the end
@@ -80,17 +88,19 @@ struct BackwardConfig {
     alignas(128) float delta[kStages][kBlockM];
     alignas(128) Slot slots[kStages][kMaxSlots][kBlockN];
     Step steps[kStages];
-    Step departures[kWriters];  // the next step whose dQ a writer adds; tile -1: none
+    BlockPlace places[2];            // of a column tile and the one before
+    Departure departures[kWriters];  // the next that a writer sees to
     NearTiles near[kHelpers];
     int taking;                 // whether a helper is taking a step's dQ
     Stage<kWriters> departure;  // that is taken next
-    Barrier kv_full;
+    Barrier kv_full, kv_empty;
     Barrier rows_full[kStages], rows_empty[kStages], ds_full[kStages];
     Barrier departures_full[kWriters], departures_empty[kWriters], dq_full[kWriters];
     Barrier dq_empty;
 
     __device__ __forceinline__ void init_barriers() {
       kv_full.init(1);
+      kv_empty.init(kConsumers);
       for (int stage = 0; stage < kStages; ++stage) {
         rows_full[stage].init(1);
         rows_empty[stage].init(4 * kConsumers);
@@ -109,61 +119,79 @@ struct BackwardConfig {
   static_assert(sizeof(Smem) <= kMaxSmemBytes, "Hopper offers a block 227 KB of shared memory");
 };
 
-// The producer: one thread fetches K and V once, then Q, dO and the row statistics of every visited row tile
-// of every query head of the group.
+// The producer: one thread fetches, for every column tile that the block takes, K and V and then Q, dO and
+// the row statistics of every visited row tile of every query head of the group.
 template <class Config>
 class RowProducer {
  public:
   __device__ __forceinline__ RowProducer(const BackwardArguments& arguments, typename Config::Smem& smem)
-      : arguments_(arguments),
-        smem_(smem),
-        work_(arguments.params.shape, arguments.column_tiles, arguments.heads_in_turns) {}
+      : arguments_(arguments), smem_(smem) {}
 
   __device__ __forceinline__ void run() {
-    load_columns();
+    for (int number = static_cast<int>(blockIdx.x); number < arguments_.work_count;) {
+      int next = arguments_.work_count;
+      if constexpr (Config::kPersistent) next = static_cast<int>(gridDim.x) + atomicAdd(arguments_.ticket, 1);
+      place_ =
+          BlockPlace(arguments_.params.shape, arguments_.column_tiles, arguments_.heads_in_turns, number);
+      produce();
+      smem_.rows_empty[rows_.index].wait(rows_.parity ^ 1);
+      smem_.steps[rows_.index] = {-1, next < arguments_.work_count, 0};
+      smem_.rows_full[rows_.index].arrive();
+      rows_.advance();
+      ++taken_;
+      number = next;
+    }
+    for (int writer = 0; writer < Config::kWriters; ++writer) announce(-1, 0);
+  }
+
+ private:
+  // K and V wait until the column tile before has left its gradients in their places; Q and dO of as many row
+  // tiles as there are stages need not, and are on their way by then.
+  __device__ __forceinline__ void produce() {
     const MaskTiles& mask = arguments_.mask;
     const Shape& shape = arguments_.params.shape;
     const int group = shape.heads_q / shape.heads_k;
+    int due = taken_ == 0 ? 0 : Config::kStages;  // row tiles to fetch before K and V
+    if (due == 0) load_columns();
     RowRuns runs;
     for (int member = 0; member < group; ++member) {
-      const int head = work_.head_k * group + member;
-      const MaskPlane plane = plane_at(mask, plane_index(mask, shape, work_.batch, head));
+      const int head = place_.head_k * group + member;
+      const MaskPlane plane = plane_at(mask, plane_index(mask, shape, place_.batch, head));
       if (member == 0 || mask.heads == shape.heads_q) {
-        runs.build(mask, plane, work_.column_tile, static_cast<int>(shape.seqlen_q), Config::kBlockM,
+        runs.build(mask, plane, place_.column_tile, static_cast<int>(shape.seqlen_q), Config::kBlockM,
                    arguments_.rows.tiles);
       }
       for (int tile = runs.next(0); tile < arguments_.rows.tiles; tile = runs.next(tile + 1)) {
         const int row_begin = tile * Config::kBlockM;
         const int row_end = min(static_cast<int>(shape.seqlen_q), row_begin + Config::kBlockM);
         load_rows(tile, head, runs.touched(tile, row_begin, row_end), plane);
+        if (due > 0 && --due == 0) load_columns();
       }
     }
-    smem_.rows_empty[rows_.index].wait(rows_.parity ^ 1);
-    smem_.steps[rows_.index] = {-1, 0, 0};
-    smem_.rows_full[rows_.index].arrive();
-    for (int writer = 0; writer < Config::kWriters; ++writer) announce({-1, 0, 0});
+    if (due > 0) load_columns();
   }
 
- private:
   __device__ __forceinline__ void load_columns() {
+    smem_.kv_empty.wait(taken_ % 2 ^ 1);
+    smem_.places[taken_ % 2] = place_;
     smem_.kv_full.arrive_expect(Config::KTile::kBytes + Config::VTile::kBytes);
-    const int row = work_.column_tile * Config::kBlockN;
+    const int row = place_.column_tile * Config::kBlockN;
     for (int panel = 0; panel < Config::KTile::kPanels; ++panel) {
       tma_load(smem_.k + panel * Config::KTile::kPanelBytes, &arguments_.k, smem_.kv_full, panel * 64, row,
-               work_.head_k, work_.batch);
+               place_.head_k, place_.batch);
     }
     for (int panel = 0; panel < Config::VTile::kPanels; ++panel) {
       tma_load(smem_.v + panel * Config::VTile::kPanelBytes, &arguments_.v, smem_.kv_full, panel * 64, row,
-               work_.head_k, work_.batch);
+               place_.head_k, place_.batch);
     }
   }
 
   __device__ __forceinline__ void load_rows(int tile, int head, uint32_t touched, const MaskPlane& plane) {
     const int stage = rows_.index;
     const int64_t row_tile =
-        (int64_t{work_.batch} * arguments_.params.shape.heads_q + head) * arguments_.rows.tiles + tile;
+        (int64_t{place_.batch} * arguments_.params.shape.heads_q + head) * arguments_.rows.tiles + tile;
     const uint32_t empty = arguments_.rows.empty[row_tile] ? Config::kEmptyRows : 0;
-    if (int64_t{work_.column_tile + 1} * Config::kBlockN > arguments_.params.shape.seqlen_k)
+    if (int64_t{place_.column_tile + 1} * Config::kBlockN > arguments_.params.shape.seqlen_k)
       touched |= touch_bits_of_any(1);
     constexpr int kRowBytes = Config::kBlockM * static_cast<int>(sizeof(float));
     constexpr int kSlotBytes = Config::kBlockN * static_cast<int>(sizeof(Slot));
@@ -175,29 +203,29 @@ class RowProducer {
                        __popc(touched & kSlotBits) * kSlotBytes);
     for (int panel = 0; panel < Config::QTile::kPanels; ++panel) {
       tma_load(smem_.q[stage] + panel * Config::QTile::kPanelBytes, &arguments_.q, full, panel * 64,
-               tile * Config::kBlockM, head, work_.batch);
+               tile * Config::kBlockM, head, place_.batch);
     }
     for (int panel = 0; panel < Config::DoTile::kPanels; ++panel) {
       tma_load(smem_.dout[stage] + panel * Config::DoTile::kPanelBytes, &arguments_.dout, full, panel * 64,
-               tile * Config::kBlockM, head, work_.batch);
+               tile * Config::kBlockM, head, place_.batch);
     }
     bulk_load(smem_.lse[stage], arguments_.rows.lse + row_tile * Config::kBlockM, kRowBytes, full);
     bulk_load(smem_.delta[stage], arguments_.rows.delta + row_tile * Config::kBlockM, kRowBytes, full);
     for (uint32_t slots = touched & kSlotBits; slots != 0; slots &= slots - 1) {
       const int slot = __ffs(static_cast<int>(slots)) - 1;
       const int64_t column =
-          (int64_t{slot} * arguments_.mask.tile_count + work_.column_tile) * Config::kBlockN;
+          (int64_t{slot} * arguments_.mask.tile_count + place_.column_tile) * Config::kBlockN;
       bulk_load(smem_.slots[stage][slot], plane.slots + column, kSlotBytes, full);
     }
     rows_.advance();
-    announce({static_cast<int>(row_tile), tile * Config::kBlockM, 0});
+    announce(static_cast<int>(row_tile), tile * Config::kBlockM);
   }
 
   // Tells the writer whose turn it is which dQ will come.
-  __device__ __forceinline__ void announce(const typename Config::Step& step) {
+  __device__ __forceinline__ void announce(int row_tile, int row) {
     if constexpr (Config::kWriters > 0) {
       smem_.departures_empty[writer_.index].wait(writer_.parity ^ 1);
-      smem_.departures[writer_.index] = step;
+      smem_.departures[writer_.index] = {row_tile, row, place_.column_tile};
       smem_.departures_full[writer_.index].arrive();
       writer_.advance();
     }
@@ -205,7 +233,8 @@ class RowProducer {
 
   const BackwardArguments& arguments_;
   typename Config::Smem& smem_;
-  BlockPlace work_;
+  BlockPlace place_;  // of the column tile at hand
+  int taken_ = 0;     // column tiles before it
   Stage<Config::kStages> rows_;
   Stage<Config::kWriters> writer_;
 };
@@ -230,40 +259,13 @@ class ColumnConsumer {
 
   __device__ __forceinline__ ColumnConsumer(const BackwardArguments& arguments, typename Config::Smem& smem,
                                             int group, int thread)
-      : arguments_(arguments),
-        smem_(smem),
-        work_(arguments.params.shape, arguments.column_tiles, arguments.heads_in_turns),
-        group_(group),
-        thread_(thread) {}
+      : arguments_(arguments), smem_(smem), group_(group), thread_(thread) {}
 
   __device__ __forceinline__ void run() {
-    const BackwardParams& params = arguments_.params;
-    scale_ = static_cast<float>(params.softmax_scale * 1.4426950408889634);
-    set_zero(dk_);
-    set_zero(dv_);
-
-    smem_.kv_full.wait(0);
+    scale_ = static_cast<float>(arguments_.params.softmax_scale * 1.4426950408889634);
     if (group_ == 1) named_barrier_arrive(kTurnBarrier, 256);  // the first turn is the other's
-    for (typename Config::Step step = next_step(); step.tile >= 0; step = next_step()) {
-      consume(step);
-      rows_.advance();
+    while (consume_columns()) {
     }
-    if (dq_is_due_) {
-      DqPart dq;
-      multiply_dq(dq);
-      store_dv();  // in the place of this consumer's keys of V, which only it has read
-      wgmma_wait<0>();
-      pin(flat(dq));
-      hand_over_dq(dq);
-    } else {
-      store_dv();
-    }
-
-    named_barrier_sync(kBothBarrier, 256);  // nobody reads K any more
-    if (params.dk.data != nullptr) {
-      store<typename Config::KTile>(dk_, smem_.k, &arguments_.dk, static_cast<float>(params.softmax_scale));
-    }
-    if (thread_ == 0) bulk_wait_read();  // the block's shared memory must outlive its copies
   }
 
  private:
@@ -281,6 +283,45 @@ class ColumnConsumer {
   __device__ __forceinline__ typename Config::Step next_step() {
     smem_.rows_full[rows_.index].wait(rows_.parity);
     return smem_.steps[rows_.index];
+  }
+
+  // A column tile; whether another follows.
+  __device__ __forceinline__ bool consume_columns() {
+    set_zero(dk_);
+    set_zero(dv_);
+    dq_is_due_ = false;
+    smem_.kv_full.wait(taken_ % 2);
+    place_ = smem_.places[taken_ % 2];
+    typename Config::Step step = next_step();
+    for (; step.tile >= 0; step = next_step()) {
+      consume(step);
+      rows_.advance();
+    }
+    release(smem_.rows_empty[rows_.index]);  // the entry that ends the list
+    if (dq_is_due_) {
+      DqPart dq;
+      multiply_dq(dq);
+      store_dv();  // in the place of this consumer's keys of V, which only it has read
+      wgmma_wait<0>();
+      pin(flat(dq));
+      hand_over_dq(dq);
+    } else {
+      store_dv();
+    }
+    release(smem_.ds_full[rows_.index]);  // as every entry does, and here: nobody reads dS any more
+    rows_.advance();
+
+    named_barrier_sync(kBothBarrier, 256);  // nobody reads K any more
+    if (arguments_.params.dk.data != nullptr) {
+      store<typename Config::KTile>(dk_, smem_.k, &arguments_.dk,
+                                    static_cast<float>(arguments_.params.softmax_scale));
+    }
+    if (thread_ == 0) {
+      bulk_wait_read();  // their places, and at the end the block's shared memory, must outlive the copies
+      smem_.kv_empty.arrive();
+    }
+    ++taken_;
+    return step.row != 0;
   }
 
   // One row tile. dP is in flight under the exponentials, dV and dQ of the row tile before under dS, dK under
@@ -445,8 +486,8 @@ class ColumnConsumer {
     if constexpr (Config::kDense) {
       const Shape& shape = arguments_.params.shape;
       const int head = step.tile / arguments_.rows.tiles % shape.heads_q;
-      clear_by_dense(p, dense_plane(arguments_.mask, shape, work_.batch, head), shape.seqlen_q,
-                     shape.seqlen_k, row0, int64_t{work_.column_tile} * Config::kBlockN + lane_key());
+      clear_by_dense(p, dense_plane(arguments_.mask, shape, place_.batch, head), shape.seqlen_q,
+                     shape.seqlen_k, row0, int64_t{place_.column_tile} * Config::kBlockN + lane_key());
     } else {
 #pragma unroll 1
       for (uint32_t touching = step.work & kSlotBits; touching != 0; touching &= touching - 1) {
@@ -477,7 +518,8 @@ class ColumnConsumer {
   // This consumer's part of dQ of the row tile before to shared memory, as the workspace lays it out, once
   // the writers have taken away the dQ that lies there.
   __device__ __forceinline__ void hand_over_dq(const DqPart& dq) {
-    smem_.dq_empty.wait(rows_.index);  // its phases are row tiles, as those of a stage of two
+    smem_.dq_empty.wait(dq_parity_ ^ 1);
+    dq_parity_ ^= 1;
 #pragma unroll
     for (int n = 0; n < kDq8; ++n) {
       *reinterpret_cast<float4*>(smem_.dq[group_] + DqWorkspace<Config>::fragment_offset(thread_ / 32, 0, n) +
@@ -516,7 +558,7 @@ class ColumnConsumer {
     if (thread_ == 0) {
       for (int panel = 0; panel < Tile::kPanels; ++panel) {
         tma_store(map, shared + panel * Tile::kPanelBytes + group_ * 64 * 128, panel * 64,
-                  work_.column_tile * Config::kBlockN + group_ * 64, work_.head_k, work_.batch);
+                  place_.column_tile * Config::kBlockN + group_ * 64, place_.head_k, place_.batch);
       }
       bulk_commit();
     }
@@ -524,17 +566,20 @@ class ColumnConsumer {
 
   const BackwardArguments& arguments_;
   typename Config::Smem& smem_;
-  BlockPlace work_;
   int group_;
   int thread_;
   float scale_;
   Stage<Config::kStages> rows_;
   Stage<Config::kWriters> writer_;
+  BlockPlace place_;        // of the column tile at hand
+  int taken_ = 0;           // column tiles before it
+  int dq_parity_ = 0;       // of the next dQ that is handed over
   bool dq_is_due_ = false;  // of a row tile that has been consumed
   float dk_[1][kDk8][4], dv_[1][kDv8][4];
 };
 
-// Grid: column_tiles * Hk * B blocks. Warp 0 fetches, those after it help, two warpgroups compute.
+// Grid: as many blocks as there are column tiles or, persistent, as run at once. Warp 0 fetches, those after
+// it help, two warpgroups compute.
 template <class Config>
 __global__ void __launch_bounds__(Config::kThreads, 1)
     backward_kernel(const __grid_constant__ BackwardArguments arguments) {

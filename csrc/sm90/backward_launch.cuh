@@ -2,6 +2,8 @@
 // main kernel, dQ conversion.
 #pragma once
 
+#include <algorithm>
+
 #include "common/kernel_table.h"
 #include "common/mask_prepass.h"
 #include "sm90/backward_kernel.cuh"
@@ -12,7 +14,7 @@ namespace flashmask::sm90 {
 
 // Offsets into the workspace, in bytes.
 struct BackwardPlan {
-  int64_t mask, lse, delta, empty, heads, visitors, dq, turns, total;
+  int64_t mask, lse, delta, empty, heads, visitors, dq, turns, ticket, total;
 };
 
 template <class Config>
@@ -33,6 +35,7 @@ BackwardPlan plan_backward(const BackwardParams& params) {
   plan.dq = parts.reserve(wants_dq ? tiles * DqWorkspace<Config>::kTileFloats * 4 : 0);
   plan.turns = parts.reserve(
       wants_dq && (Config::kDeterministic || Config::kFirstStores) ? tiles * Config::kTurns * 4 : 0);
+  plan.ticket = parts.reserve(Config::kPersistent ? 4 : 0);
   plan.total = parts.end();
   return plan;
 }
@@ -93,8 +96,19 @@ cudaError_t launch_backward(const BackwardParams& params) {
   arguments.column_tiles = arguments.mask.tile_count;
 
   const auto row_blocks = static_cast<unsigned>(shape.batch * shape.heads_q * arguments.rows.tiles);
-  const int64_t blocks = int64_t{arguments.column_tiles} * shape.heads_k * shape.batch;
-  cudaError_t error = launch_mask_prepass(mask, shape, arguments.mask, stream);
+  arguments.ticket = reinterpret_cast<int*>(workspace + plan.ticket);
+  arguments.work_count = static_cast<int>(arguments.column_tiles * shape.heads_k * shape.batch);
+  int blocks = arguments.work_count;
+  cudaError_t error = cudaSuccess;
+  if constexpr (Config::kPersistent) {
+    int device = 0, multiprocessors = 0;
+    error = cudaGetDevice(&device);
+    if (error == cudaSuccess)
+      error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    if (error != cudaSuccess) return error;
+    blocks = std::min(blocks, multiprocessors);
+  }
+  error = launch_mask_prepass(mask, shape, arguments.mask, stream);
   if (error != cudaSuccess) return error;
   if constexpr (Config::kDeterministic) {
     auto* heads = reinterpret_cast<int32_t*>(workspace + plan.heads);

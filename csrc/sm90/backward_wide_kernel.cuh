@@ -32,7 +32,7 @@ struct WideBackwardConfig {
   static constexpr int kWriters = 0;  // the consumers add dQ
   static constexpr int kHelpers = kDeterministic ? 1 : 0;
   static constexpr int kTurns = kConsumers;  // counters of a row tile
-  static constexpr bool kFirstStores = false, kFinishes = false;
+  static constexpr bool kFirstStores = false, kFinishes = false, kPersistent = false;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   // Of a consumer.
   static constexpr bool kDqByRows = false;
@@ -72,11 +72,13 @@ struct WideBackwardConfig {
     Step steps[kStages];
     int turns[kStages];  // what the counters of a step's row tile hold when it is this block's turn
     NearTiles near;
-    Barrier kv_full;
+    BlockPlace places[2];
+    Barrier kv_full, kv_empty;
     Barrier rows_full[kStages], rows_empty[kStages], turns_full[kStages];
 
     __device__ __forceinline__ void init_barriers() {
       kv_full.init(1);
+      kv_empty.init(kConsumers);
       for (int stage = 0; stage < kStages; ++stage) {
         rows_full[stage].init(1);
         rows_empty[stage].init(4 * kConsumers);
@@ -94,14 +96,19 @@ class TurnScout {
  public:
   __device__ __forceinline__ TurnScout(const BackwardArguments& arguments, typename Config::Smem& smem, int,
                                        int lane)
-      : smem_(smem), lane_(lane), turns_(arguments, smem.near, lane) {}
+      : smem_(smem),
+        lane_(lane),
+        column_tile_(BlockPlace(arguments.params.shape, arguments.column_tiles, arguments.heads_in_turns,
+                                static_cast<int>(blockIdx.x))
+                         .column_tile),
+        turns_(arguments, smem.near, lane) {}
 
   __device__ __forceinline__ void run() {
     for (Stage<Config::kStages> stage;; stage.advance()) {
       smem_.rows_full[stage.index].wait(stage.parity);
       const typename Config::Step step = smem_.steps[stage.index];
       if (step.tile < 0) break;
-      const int turn = turns_.turn(step);
+      const int turn = turns_.turn(step.tile, step.row, column_tile_);
       if (lane_ == 0) {
         smem_.turns[stage.index] = turn;
         smem_.turns_full[stage.index].arrive();
@@ -113,6 +120,7 @@ class TurnScout {
  private:
   typename Config::Smem& smem_;
   int lane_;
+  int column_tile_;
   TurnFinder<Config> turns_;
 };
 
@@ -138,7 +146,8 @@ class WideConsumer {
                                           int group, int thread)
       : arguments_(arguments),
         smem_(smem),
-        work_(arguments.params.shape, arguments.column_tiles, arguments.heads_in_turns),
+        work_(arguments.params.shape, arguments.column_tiles, arguments.heads_in_turns,
+              static_cast<int>(blockIdx.x)),
         group_(group),
         thread_(thread) {}
 

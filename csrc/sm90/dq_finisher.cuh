@@ -68,7 +68,7 @@ class DqFinisher {
       __syncwarp();
       Stage<Config::kWriters> stage = smem_.departure;
       smem_.departures_full[stage.index].wait(stage.parity);
-      const typename Config::Step step = smem_.departures[stage.index];
+      const typename Config::Departure step = smem_.departures[stage.index];
       __syncwarp();
       if (step.tile < 0) {
         if (lane_ == 0) atomicExch(&smem_.taking, 0);
@@ -76,7 +76,7 @@ class DqFinisher {
       }
       if (lane_ == 0) smem_.departures_empty[stage.index].arrive();
       int turn = 0;
-      if constexpr (Config::kDeterministic) turn = turns_.turn(step);
+      if constexpr (Config::kDeterministic) turn = turns_.turn(step.tile, step.row, step.column_tile);
       int last = 0;
       if (lane_ == 0) last = add(step, turn, stage);
       if (__shfl_sync(~0u, last, 0)) convert(step);
@@ -85,7 +85,7 @@ class DqFinisher {
 
  private:
   // Takes dQ of a step to the workspace; whether that completes the row tile.
-  __device__ __forceinline__ bool add(const typename Config::Step& step, int turn,
+  __device__ __forceinline__ bool add(const typename Config::Departure& step, int turn,
                                       Stage<Config::kWriters> stage) {
     const bool wanted = arguments_.params.dq.data != nullptr;
     // The first counts those that have come or, in deterministic order, is the turn; the second those that
@@ -127,18 +127,18 @@ class DqFinisher {
     asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(done) : "l"(counters + 1) : "memory");
     const bool last =
         done + 1 == arguments_.visitors[plane_of(step) * arguments_.rows.tiles + step.row / Config::kBlockM];
-    if (Config::kDeterministic && !last) pass_turn(counters, turns_.column_tile());
+    if (Config::kDeterministic && !last) pass_turn(counters, step.column_tile);
     return last;
   }
 
-  __device__ __forceinline__ int64_t plane_of(const typename Config::Step& step) const {
+  __device__ __forceinline__ int64_t plane_of(const typename Config::Departure& step) const {
     const Shape& shape = arguments_.params.shape;
     const int plane = step.tile / arguments_.rows.tiles;
     return plane_index(arguments_.mask, shape, plane / shape.heads_q, plane % shape.heads_q);
   }
 
   // dQ of a row tile from the workspace to the tensor.
-  __device__ __forceinline__ void convert(const typename Config::Step& step) {
+  __device__ __forceinline__ void convert(const typename Config::Departure& step) {
     using Element = typename Config::Element;
     const BackwardParams& params = arguments_.params;
     const Shape& shape = params.shape;

@@ -13,35 +13,31 @@ template <class Config>
 class TurnFinder {
  public:
   __device__ __forceinline__ TurnFinder(const BackwardArguments& arguments, NearTiles& near, int lane)
-      : arguments_(arguments),
-        near_(near),
-        work_(arguments.params.shape, arguments.column_tiles, arguments.heads_in_turns),
-        lane_(lane) {}
+      : arguments_(arguments), near_(near), lane_(lane) {}
 
-  // What the counter of a step's row tile holds when it is this block's turn.
-  __device__ __forceinline__ int turn(const typename Config::Step& step) {
+  // What the counter of a step's row tile holds when it is this column tile's turn.
+  __device__ __forceinline__ int turn(int row_tile, int row, int column_tile) {
     const Shape& shape = arguments_.params.shape;
-    const int head = step.tile / arguments_.rows.tiles % shape.heads_q;
-    const int64_t index = plane_index(arguments_.mask, shape, work_.batch, head);
+    const int head = row_tile / arguments_.rows.tiles;  // of all samples'
+    const int64_t index = plane_index(arguments_.mask, shape, head / shape.heads_q, head % shape.heads_q);
     const MaskPlane plane = plane_at(arguments_.mask, index);
-    if (index != near_plane_) {
+    if (index != near_plane_ || column_tile != near_tile_) {
       __syncwarp();
-      near_.load(arguments_.mask, plane, work_.column_tile, lane_);
+      near_.load(arguments_.mask, plane, column_tile, lane_);
       near_plane_ = index;
+      near_tile_ = column_tile;
       __syncwarp();
     }
-    const int row_end = min(static_cast<int>(shape.seqlen_q), step.row + Config::kBlockM);
-    return next_visitor(arguments_.mask, plane, near_, work_.column_tile, step.row, row_end, lane_) + 1;
+    const int row_end = min(static_cast<int>(shape.seqlen_q), row + Config::kBlockM);
+    return next_visitor(arguments_.mask, plane, near_, column_tile, row, row_end, lane_) + 1;
   }
-
-  __device__ __forceinline__ int column_tile() const { return work_.column_tile; }
 
  private:
   const BackwardArguments& arguments_;
   NearTiles& near_;
-  BlockPlace work_;
   int lane_;
   int64_t near_plane_ = -1;
+  int near_tile_ = -1;
 };
 
 // A warp that adds the dQ of every kWriters-th step to the workspace, both consumers' at once. Adding takes
@@ -67,13 +63,13 @@ class DqWriter {
   __device__ __forceinline__ void run() {
     for (int parity = 0;; parity ^= 1) {
       smem_.departures_full[writer_].wait(parity);
-      const typename Config::Step step = smem_.departures[writer_];
+      const typename Config::Departure step = smem_.departures[writer_];
       if (step.tile < 0) break;
       __syncwarp();
       if (lane_ == 0) smem_.departures_empty[writer_].arrive();
       int turn = 0;
-      if constexpr (Config::kDeterministic) turn = turns_.turn(step);
-      if (lane_ == 0) add(step.tile, turn, parity);
+      if constexpr (Config::kDeterministic) turn = turns_.turn(step.tile, step.row, step.column_tile);
+      if (lane_ == 0) add(step, turn, parity);
       __syncwarp();
     }
   }
@@ -86,9 +82,9 @@ class DqWriter {
   // The turn most often comes before dQ does, so it is waited for first. What other blocks' copies added
   // before it comes before what this one adds: a copy that is complete is visible to its thread, which
   // releases the counter; here the counter is acquired, and the fence carries that over to copies.
-  __device__ __forceinline__ void add(int tile, int turn, int parity) {
+  __device__ __forceinline__ void add(const typename Config::Departure& step, int turn, int parity) {
     const bool wanted = arguments_.params.dq.data != nullptr;
-    int32_t* counter = arguments_.dq_turn + tile;
+    int32_t* counter = arguments_.dq_turn + step.tile;
     bool first = false, stored = false;
     if (Config::kDeterministic && wanted) {
       acquire_turn(counter, turn);
@@ -102,7 +98,7 @@ class DqWriter {
     if (!Config::kDeterministic && Config::kFirstStores && wanted && !stored) first = is_first(counter);
     if (wanted) {
       constexpr int kBytes = DqWorkspace<Config>::kTileFloats * static_cast<int>(sizeof(float));
-      float* part = arguments_.dq + int64_t{tile} * DqWorkspace<Config>::kTileFloats;
+      float* part = arguments_.dq + int64_t{step.tile} * DqWorkspace<Config>::kTileFloats;
       if (Config::kFirstStores && first) {
         bulk_store(part, smem_.dq[0], kBytes);
       } else {
@@ -114,7 +110,7 @@ class DqWriter {
     smem_.dq_empty.arrive();
     if (Config::kDeterministic && wanted) {
       bulk_wait();
-      pass_turn(counter, turns_.column_tile());
+      pass_turn(counter, step.column_tile);
     } else if (first) {
       bulk_wait();
       pass_turn(counter, kStored - 1);
