@@ -390,11 +390,12 @@ def test_walks_over_no_one_and_many_row_tiles(
 def test_all_column_tiles_meet_at_the_same_rows(
     kernels: Kernels, seed: int, head_dim: int, deterministic: bool
 ) -> None:
-    """Whoever comes first may be treated otherwise, and that many come at once differs from run to run."""
+    """Who comes first may be treated otherwise, and who that is differs from run to run."""
     options = Options(deterministic=deterministic)
-    x = make_problem(seed, seqlen_q=100, seqlen_k=8192, heads_q=4, head_dim=head_dim, options=options)
+    x = make_problem(seed, seqlen_q=100, seqlen_k=8192, heads_q=2, head_dim=head_dim, options=options)
     for repeat in range(20):
-        assert_matches(run(kernels, x), x, f"repeat {repeat}")
+        dq = run(kernels, x, wanted=("dq",))["dq"]
+        assert_matches({"dq": dq}, x, f"repeat {repeat}")
 
 
 # Nothing at all.
