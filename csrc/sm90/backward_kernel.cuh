@@ -24,15 +24,15 @@ namespace flashmask::sm90 {
 template <class Config>
 class ColumnConsumer;
 
-template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, int kDqEnds_,
+template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, int kDqWay_,
           bool kDeterministic_, bool kDense_>
 struct BackwardConfig {
   using Element = Element_;
   using Consumer = ColumnConsumer<BackwardConfig>;
-  static constexpr bool kByParts = kDqEnds_ == 3 && !kDeterministic_;  // each consumer's dQ leaves by itself
+  static constexpr bool kByParts = kDqWay_ == 3 && !kDeterministic_;  // each consumer's dQ leaves by itself
   using Helper = std::conditional_t<
       kByParts, PartWriter<BackwardConfig>,
-      std::conditional_t<kDqEnds_ == 2, DqFinisher<BackwardConfig>, DqWriter<BackwardConfig>>>;
+      std::conditional_t<kDqWay_ == 2, DqFinisher<BackwardConfig>, DqWriter<BackwardConfig>>>;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kHeadDimV = kHeadDimV_;
   static constexpr int kConsumers = 2;
@@ -41,7 +41,7 @@ struct BackwardConfig {
   static constexpr int kStages = kStages_;  // of Q and dO
   // Which ends of a row tile's dQ the block sees to: the first to come stores, so that nobody clears the
   // workspace; the last converts, so that nobody reads it again.
-  static constexpr bool kFirstStores = kDqEnds_ == 1 || kDqEnds_ == 2, kFinishes = kDqEnds_ == 2;
+  static constexpr bool kFirstStores = kDqWay_ == 1 || kDqWay_ == 2, kFinishes = kDqWay_ == 2;
   static constexpr bool kDeterministic = kDeterministic_;                // dQ is added in a fixed order
   static constexpr int kWriters = kDeterministic && !kFinishes ? 3 : 2;  // of a step's dQ, by turns
   static constexpr bool kDense = kDense_;
