@@ -41,8 +41,8 @@ struct BackwardArguments {
                      // is done
   int32_t* visitors;  // [Bm, Hm, row_tiles]: column tiles that visit; see DqFinisher
   int column_tiles;
-  int work_count;  // column_tiles * Hk * B
-  int* ticket;     // zeroed; counts the column tiles taken by blocks that have done their first
+  int work_count;                 // column_tiles * Hk * B
+  int* ticket;                    // zeroed; the number of the column tile that a persistent block takes next
   const int32_t* heads_in_turns;  // see BlockPlace; null: free order
 };
 

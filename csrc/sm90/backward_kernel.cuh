@@ -24,12 +24,15 @@ namespace flashmask::sm90 {
 template <class Config>
 class ColumnConsumer;
 
-template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, int kDqEnds_,
+template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, int kDqWay_,
           int kPersistent_, bool kDeterministic_, bool kDense_>
 struct BackwardConfig {
   using Element = Element_;
   using Consumer = ColumnConsumer<BackwardConfig>;
-  using Helper = std::conditional_t<kDqEnds_ == 2, DqFinisher<BackwardConfig>, DqWriter<BackwardConfig>>;
+  static constexpr bool kByParts = kDqWay_ == 3 && !kDeterministic_;  // each consumer's dQ leaves by itself
+  using Helper = std::conditional_t<
+      kByParts, PartWriter<BackwardConfig>,
+      std::conditional_t<kDqWay_ == 2, DqFinisher<BackwardConfig>, DqWriter<BackwardConfig>>>;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kHeadDimV = kHeadDimV_;
   static constexpr int kConsumers = 2;
@@ -39,7 +42,7 @@ struct BackwardConfig {
   static constexpr bool kPersistent = kPersistent_;  // a block takes column tiles until none is left
   // Which ends of a row tile's dQ the block sees to: the first to come stores, so that nobody clears the
   // workspace; the last converts, so that nobody reads it again.
-  static constexpr bool kFirstStores = kDqEnds_ >= 1, kFinishes = kDqEnds_ >= 2;
+  static constexpr bool kFirstStores = kDqWay_ == 1 || kDqWay_ == 2, kFinishes = kDqWay_ == 2;
   static constexpr bool kDeterministic = kDeterministic_;                // dQ is added in a fixed order
   static constexpr int kWriters = kDeterministic && !kFinishes ? 3 : 2;  // of a step's dQ, by turns
   static constexpr bool kDense = kDense_;
@@ -78,19 +81,24 @@ struct BackwardConfig {
   };
 
   struct alignas(1024) Smem {
-    char k[KTile::kBytes];  // dK passes through here at the end
-    char v[VTile::kBytes];  // and dV here
+    char k[KTile::kBytes];
+    char v[VTile::kBytes];  // dV passes through here at the end
     char q[kStages][QTile::kBytes];
     char dout[kStages][DoTile::kBytes];
-    char ds[kStages][DsTile::kBytes];
+    char ds[kStages][DsTile::kBytes];                    // and dK here
     alignas(128) float dq[kConsumers][64 * kDqColumns];  // as DqWorkspace lays it out
     alignas(128) float lse[kStages][kBlockM];
     alignas(128) float delta[kStages][kBlockM];
     alignas(128) Slot slots[kStages][kMaxSlots][kBlockN];
     Step steps[kStages];
-    BlockPlace places[2];            // of a column tile and the one before
+    BlockPlace place;                // of the column tile whose K and V are here or on their way
     Departure departures[kWriters];  // the next that a writer sees to
+    BlockPlace next;  // of the column tile being fetched, and its row tiles: the producer's, which
+    RowRuns runs;     // has no registers for them
     NearTiles near[kHelpers];
+    int part_tiles[kConsumers];  // the row tile of a consumer's dQ; -1: no more
+    Barrier part_full[kConsumers], part_empty[kConsumers];
+    int first;                  // persistent: number of the block's first column tile
     int taking;                 // whether a helper is taking a step's dQ
     Stage<kWriters> departure;  // that is taken next
     Barrier kv_full, kv_empty;
@@ -112,10 +120,15 @@ struct BackwardConfig {
         dq_full[writer].init(4 * kConsumers);
       }
       dq_empty.init(1);
+      for (int group = 0; group < kConsumers; ++group) {
+        part_full[group].init(4);
+        part_empty[group].init(1);
+      }
       taking = 0;
       departure = {};
     }
   };
+  static_assert(KTile::kBytes <= kStages * DsTile::kBytes, "dK passes through the places of dS");
   static_assert(sizeof(Smem) <= kMaxSmemBytes, "Hopper offers a block 227 KB of shared memory");
 };
 
@@ -128,104 +141,109 @@ class RowProducer {
       : arguments_(arguments), smem_(smem) {}
 
   __device__ __forceinline__ void run() {
-    for (int number = static_cast<int>(blockIdx.x); number < arguments_.work_count;) {
-      int next = arguments_.work_count;
-      if constexpr (Config::kPersistent) next = static_cast<int>(gridDim.x) + atomicAdd(arguments_.ticket, 1);
-      place_ =
+    int number = static_cast<int>(blockIdx.x);
+    if constexpr (Config::kPersistent) number = smem_.first;
+    bool more = false;
+    do {
+      smem_.next =
           BlockPlace(arguments_.params.shape, arguments_.column_tiles, arguments_.heads_in_turns, number);
-      produce();
-      smem_.rows_empty[rows_.index].wait(rows_.parity ^ 1);
-      smem_.steps[rows_.index] = {-1, next < arguments_.work_count, 0};
-      smem_.rows_full[rows_.index].arrive();
-      rows_.advance();
-      ++taken_;
-      number = next;
-    }
+      load_column_tile();
+      if constexpr (Config::kPersistent) {
+        number = atomicAdd(arguments_.ticket, 1);  // late, so that who is done first takes the next
+        more = number < arguments_.work_count;
+      }
+      const int stage = entries_ % Config::kStages;
+      smem_.rows_empty[stage].wait(entries_ / Config::kStages % 2 ^ 1);
+      smem_.steps[stage] = {-1, more, 0};
+      smem_.rows_full[stage].arrive();
+      ++entries_;
+      taken_ ^= 1;
+    } while (more);
     for (int writer = 0; writer < Config::kWriters; ++writer) announce(-1, 0);
   }
 
  private:
-  // K and V wait until the column tile before has left its gradients in their places; Q and dO of as many row
-  // tiles as there are stages need not, and are on their way by then.
-  __device__ __forceinline__ void produce() {
+  // In a persistent block the places of K and V are in use by the column tile before when those of row tiles
+  // become free: Q and dO of as many row tiles as there are stages come first.
+  __device__ __forceinline__ void load_column_tile() {
     const MaskTiles& mask = arguments_.mask;
     const Shape& shape = arguments_.params.shape;
     const int group = shape.heads_q / shape.heads_k;
-    int due = taken_ == 0 ? 0 : Config::kStages;  // row tiles to fetch before K and V
-    if (due == 0) load_columns();
-    RowRuns runs;
+    int ahead = Config::kPersistent ? Config::kStages : 0;  // row tiles to fetch before K and V
+    if (ahead == 0) load_columns();
+    RowRuns& runs = smem_.runs;
     for (int member = 0; member < group; ++member) {
-      const int head = place_.head_k * group + member;
-      const MaskPlane plane = plane_at(mask, plane_index(mask, shape, place_.batch, head));
+      const int head = smem_.next.head_k * group + member;
+      const MaskPlane plane = plane_at(mask, plane_index(mask, shape, smem_.next.batch, head));
       if (member == 0 || mask.heads == shape.heads_q) {
-        runs.build(mask, plane, place_.column_tile, static_cast<int>(shape.seqlen_q), Config::kBlockM,
+        runs.build(mask, plane, smem_.next.column_tile, static_cast<int>(shape.seqlen_q), Config::kBlockM,
                    arguments_.rows.tiles);
       }
       for (int tile = runs.next(0); tile < arguments_.rows.tiles; tile = runs.next(tile + 1)) {
         const int row_begin = tile * Config::kBlockM;
         const int row_end = min(static_cast<int>(shape.seqlen_q), row_begin + Config::kBlockM);
         load_rows(tile, head, runs.touched(tile, row_begin, row_end), plane);
-        if (due > 0 && --due == 0) load_columns();
+        if (Config::kPersistent && --ahead == 0) load_columns();
       }
     }
-    if (due > 0) load_columns();
+    if (Config::kPersistent && ahead > 0) load_columns();
   }
 
   __device__ __forceinline__ void load_columns() {
-    smem_.kv_empty.wait(taken_ % 2 ^ 1);
-    smem_.places[taken_ % 2] = place_;
+    if constexpr (Config::kPersistent) smem_.kv_empty.wait(taken_ ^ 1);
+    smem_.place = smem_.next;
     smem_.kv_full.arrive_expect(Config::KTile::kBytes + Config::VTile::kBytes);
-    const int row = place_.column_tile * Config::kBlockN;
+    const int row = smem_.next.column_tile * Config::kBlockN;
     for (int panel = 0; panel < Config::KTile::kPanels; ++panel) {
       tma_load(smem_.k + panel * Config::KTile::kPanelBytes, &arguments_.k, smem_.kv_full, panel * 64, row,
-               place_.head_k, place_.batch);
+               smem_.next.head_k, smem_.next.batch);
     }
     for (int panel = 0; panel < Config::VTile::kPanels; ++panel) {
       tma_load(smem_.v + panel * Config::VTile::kPanelBytes, &arguments_.v, smem_.kv_full, panel * 64, row,
-               place_.head_k, place_.batch);
+               smem_.next.head_k, smem_.next.batch);
     }
   }
 
   __device__ __forceinline__ void load_rows(int tile, int head, uint32_t touched, const MaskPlane& plane) {
-    const int stage = rows_.index;
+    const int stage = entries_ % Config::kStages;
     const int64_t row_tile =
-        (int64_t{place_.batch} * arguments_.params.shape.heads_q + head) * arguments_.rows.tiles + tile;
+        (int64_t{smem_.next.batch} * arguments_.params.shape.heads_q + head) * arguments_.rows.tiles + tile;
     const uint32_t empty = arguments_.rows.empty[row_tile] ? Config::kEmptyRows : 0;
-    if (int64_t{place_.column_tile + 1} * Config::kBlockN > arguments_.params.shape.seqlen_k)
+    if (int64_t{smem_.next.column_tile + 1} * Config::kBlockN > arguments_.params.shape.seqlen_k)
       touched |= touch_bits_of_any(1);
     constexpr int kRowBytes = Config::kBlockM * static_cast<int>(sizeof(float));
     constexpr int kSlotBytes = Config::kBlockN * static_cast<int>(sizeof(Slot));
     Barrier& full = smem_.rows_full[stage];
 
-    smem_.rows_empty[stage].wait(rows_.parity ^ 1);
+    smem_.rows_empty[stage].wait(entries_ / Config::kStages % 2 ^ 1);
     smem_.steps[stage] = {static_cast<int>(row_tile), tile * Config::kBlockM, touched | empty};
     full.arrive_expect(Config::QTile::kBytes + Config::DoTile::kBytes + 2 * kRowBytes +
                        __popc(touched & kSlotBits) * kSlotBytes);
     for (int panel = 0; panel < Config::QTile::kPanels; ++panel) {
       tma_load(smem_.q[stage] + panel * Config::QTile::kPanelBytes, &arguments_.q, full, panel * 64,
-               tile * Config::kBlockM, head, place_.batch);
+               tile * Config::kBlockM, head, smem_.next.batch);
     }
     for (int panel = 0; panel < Config::DoTile::kPanels; ++panel) {
       tma_load(smem_.dout[stage] + panel * Config::DoTile::kPanelBytes, &arguments_.dout, full, panel * 64,
-               tile * Config::kBlockM, head, place_.batch);
+               tile * Config::kBlockM, head, smem_.next.batch);
     }
     bulk_load(smem_.lse[stage], arguments_.rows.lse + row_tile * Config::kBlockM, kRowBytes, full);
     bulk_load(smem_.delta[stage], arguments_.rows.delta + row_tile * Config::kBlockM, kRowBytes, full);
     for (uint32_t slots = touched & kSlotBits; slots != 0; slots &= slots - 1) {
       const int slot = __ffs(static_cast<int>(slots)) - 1;
       const int64_t column =
-          (int64_t{slot} * arguments_.mask.tile_count + place_.column_tile) * Config::kBlockN;
+          (int64_t{slot} * arguments_.mask.tile_count + smem_.next.column_tile) * Config::kBlockN;
       bulk_load(smem_.slots[stage][slot], plane.slots + column, kSlotBytes, full);
     }
-    rows_.advance();
+    ++entries_;
     announce(static_cast<int>(row_tile), tile * Config::kBlockM);
   }
 
   // Tells the writer whose turn it is which dQ will come.
   __device__ __forceinline__ void announce(int row_tile, int row) {
-    if constexpr (Config::kWriters > 0) {
+    if constexpr (Config::kWriters > 0 && !Config::kByParts) {
       smem_.departures_empty[writer_.index].wait(writer_.parity ^ 1);
-      smem_.departures[writer_.index] = {row_tile, row, place_.column_tile};
+      smem_.departures[writer_.index] = {row_tile, row, smem_.next.column_tile};
       smem_.departures_full[writer_.index].arrive();
       writer_.advance();
     }
@@ -233,9 +251,8 @@ class RowProducer {
 
   const BackwardArguments& arguments_;
   typename Config::Smem& smem_;
-  BlockPlace place_;  // of the column tile at hand
-  int taken_ = 0;     // column tiles before it
-  Stage<Config::kStages> rows_;
+  int taken_ = 0;         // column tiles before it, modulo 2
+  uint32_t entries_ = 0;  // of the ring of row tiles
   Stage<Config::kWriters> writer_;
 };
 
@@ -266,6 +283,10 @@ class ColumnConsumer {
     if (group_ == 1) named_barrier_arrive(kTurnBarrier, 256);  // the first turn is the other's
     while (consume_columns()) {
     }
+    if constexpr (Config::kByParts) {
+      smem_.part_empty[group_].wait(rows_.index ^ taken_ ^ 1);
+      announce_part(-1);
+    }
   }
 
  private:
@@ -289,39 +310,38 @@ class ColumnConsumer {
   __device__ __forceinline__ bool consume_columns() {
     set_zero(dk_);
     set_zero(dv_);
-    dq_is_due_ = false;
-    smem_.kv_full.wait(taken_ % 2);
-    place_ = smem_.places[taken_ % 2];
+    dq_tile_ = -1;
+    smem_.kv_full.wait(taken_);
     typename Config::Step step = next_step();
     for (; step.tile >= 0; step = next_step()) {
       consume(step);
       rows_.advance();
     }
-    release(smem_.rows_empty[rows_.index]);  // the entry that ends the list
-    if (dq_is_due_) {
-      DqPart dq;
-      multiply_dq(dq);
-      store_dv();  // in the place of this consumer's keys of V, which only it has read
-      wgmma_wait<0>();
-      pin(flat(dq));
-      hand_over_dq(dq);
-    } else {
-      store_dv();
+    if constexpr (Config::kPersistent)
+      release(smem_.rows_empty[rows_.index]);  // the entry that ends the list
+    place_ = smem_.place;
+    DqPart dq;
+    multiply_dq(dq);  // without any row tile of nothing, and dropped
+    store_dv();       // in the place of this consumer's keys of V, which only it has read
+    wgmma_wait<0>();
+    pin(flat(dq));
+    named_barrier_sync(kBothBarrier, 256);  // nobody reads K or dS any more
+    if (Config::kPersistent && thread_ == 0) {
+      bulk_wait_read();         // nor dV
+      smem_.kv_empty.arrive();  // the next K and V come while dQ and dK leave
     }
-    release(smem_.ds_full[rows_.index]);  // as every entry does, and here: nobody reads dS any more
-    rows_.advance();
-
-    named_barrier_sync(kBothBarrier, 256);  // nobody reads K any more
+    if (dq_tile_ >= 0) hand_over_dq(dq);
     if (arguments_.params.dk.data != nullptr) {
-      store<typename Config::KTile>(dk_, smem_.k, &arguments_.dk,
+      store<typename Config::KTile>(dk_, smem_.ds[0], &arguments_.dk,
                                     static_cast<float>(arguments_.params.softmax_scale));
     }
-    if (thread_ == 0) {
-      bulk_wait_read();  // their places, and at the end the block's shared memory, must outlive the copies
-      smem_.kv_empty.arrive();
+    if (thread_ == 0) bulk_wait_read();  // the block's shared memory must outlive its copies
+    if constexpr (Config::kPersistent) {
+      release(smem_.ds_full[rows_.index]);  // as every entry does, and here: nobody reads what lies there
+      rows_.advance();
+      taken_ ^= 1;
     }
-    ++taken_;
-    return step.row != 0;
+    return Config::kPersistent && step.row != 0;
   }
 
   // One row tile. dP is in flight under the exponentials, dV and dQ of the row tile before under dS, dK under
@@ -356,7 +376,7 @@ class ColumnConsumer {
     pin(flat(dq));
     multiply_rows<DkProduct, typename Config::QTile>(dk_, ds, smem_.q[stage]);
     hand_over(ds, dq);
-    dq_is_due_ = true;
+    dq_tile_ = step.tile;
     wgmma_wait<0>();
     pin(flat(dk_));
     release(smem_.rows_empty[stage]);
@@ -486,8 +506,8 @@ class ColumnConsumer {
     if constexpr (Config::kDense) {
       const Shape& shape = arguments_.params.shape;
       const int head = step.tile / arguments_.rows.tiles % shape.heads_q;
-      clear_by_dense(p, dense_plane(arguments_.mask, shape, place_.batch, head), shape.seqlen_q,
-                     shape.seqlen_k, row0, int64_t{place_.column_tile} * Config::kBlockN + lane_key());
+      clear_by_dense(p, dense_plane(arguments_.mask, shape, smem_.place.batch, head), shape.seqlen_q,
+                     shape.seqlen_k, row0, int64_t{smem_.place.column_tile} * Config::kBlockN + lane_key());
     } else {
 #pragma unroll 1
       for (uint32_t touching = step.work & kSlotBits; touching != 0; touching &= touching - 1) {
@@ -503,11 +523,13 @@ class ColumnConsumer {
   __device__ __forceinline__ void hand_over(const Fragments& ds, const DqPart& dq) {
     const int lane = thread_ % 32;
     const int query = lane / 16 * 8 + lane % 8, chunk = group_ * 8 + thread_ / 32 * 2 + lane / 8 % 2;
+    char* place = smem_.ds[rows_.index] + Config::DsTile::offset(query, chunk);
 #pragma unroll
     for (int i = 0; i < kM16; ++i) {
-      store_matrices_transposed(smem_.ds[rows_.index] + Config::DsTile::offset(16 * i + query, chunk), ds[i]);
+      store_matrices_transposed(place + i * Config::DsTile::offset(16, 0),
+                                ds[i]);  // the swizzle repeats every 8 rows
     }
-    if (dq_is_due_) {
+    if (dq_tile_ >= 0) {
       hand_over_dq(dq);
     } else {
       fence_async_shared();
@@ -515,11 +537,21 @@ class ColumnConsumer {
     release(smem_.ds_full[rows_.index]);
   }
 
+  // Word to this consumer's writer of a row tile whose dQ is there.
+  __device__ __forceinline__ void announce_part(int tile) {
+    if (thread_ == 0) smem_.part_tiles[group_] = tile;
+    release(smem_.part_full[group_]);
+  }
+
   // This consumer's part of dQ of the row tile before to shared memory, as the workspace lays it out, once
   // the writers have taken away the dQ that lies there.
   __device__ __forceinline__ void hand_over_dq(const DqPart& dq) {
-    smem_.dq_empty.wait(dq_parity_ ^ 1);
-    dq_parity_ ^= 1;
+    // The phases are row tiles, as those of a stage of two but for the entries that end column tiles.
+    if constexpr (Config::kByParts) {
+      smem_.part_empty[group_].wait(rows_.index ^ taken_);
+    } else {
+      smem_.dq_empty.wait(rows_.index ^ taken_);
+    }
 #pragma unroll
     for (int n = 0; n < kDq8; ++n) {
       *reinterpret_cast<float4*>(smem_.dq[group_] + DqWorkspace<Config>::fragment_offset(thread_ / 32, 0, n) +
@@ -527,8 +559,12 @@ class ColumnConsumer {
           make_float4(dq[0][n][0], dq[0][n][1], dq[0][n][2], dq[0][n][3]);
     }
     fence_async_shared();
-    release(smem_.dq_full[writer_.index]);
-    writer_.advance();
+    if constexpr (Config::kByParts) {
+      announce_part(dq_tile_);
+    } else {
+      release(smem_.dq_full[writer_.index]);
+      writer_.advance();
+    }
   }
 
   __device__ __forceinline__ void store_dv() {
@@ -571,10 +607,9 @@ class ColumnConsumer {
   float scale_;
   Stage<Config::kStages> rows_;
   Stage<Config::kWriters> writer_;
-  BlockPlace place_;        // of the column tile at hand
-  int taken_ = 0;           // column tiles before it
-  int dq_parity_ = 0;       // of the next dQ that is handed over
-  bool dq_is_due_ = false;  // of a row tile that has been consumed
+  BlockPlace place_;  // of the column tile at hand, when its row tiles are done
+  int taken_ = 0;     // column tiles before it, modulo 2
+  int dq_tile_ = -1;  // the row tile whose dQ is due
   float dk_[1][kDk8][4], dv_[1][kDv8][4];
 };
 
@@ -589,6 +624,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (threadIdx.x == 0) {
     smem.init_barriers();
     fence_barrier_init();
+    if constexpr (Config::kPersistent) smem.first = atomicAdd(arguments.ticket, 1);
   } else if (threadIdx.x == 32) {
     prefetch_descriptor(&arguments.k);
     prefetch_descriptor(&arguments.v);
@@ -596,6 +632,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     prefetch_descriptor(&arguments.dout);
   }
   __syncthreads();
+  if constexpr (Config::kPersistent) {
+    if (smem.first >= arguments.work_count) return;
+  }
   if (warp < 4) {
     shrink_registers<24>();
     if (warp == 0) {

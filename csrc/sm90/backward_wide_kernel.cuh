@@ -32,7 +32,8 @@ struct WideBackwardConfig {
   static constexpr int kWriters = 0;  // the consumers add dQ
   static constexpr int kHelpers = kDeterministic ? 1 : 0;
   static constexpr int kTurns = kConsumers;  // counters of a row tile
-  static constexpr bool kFirstStores = false, kFinishes = false, kPersistent = false;
+  static constexpr bool kFirstStores = false, kFinishes = false, kByParts = false;
+  static constexpr bool kPersistent = false;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   // Of a consumer.
   static constexpr bool kDqByRows = false;
@@ -70,15 +71,15 @@ struct WideBackwardConfig {
     alignas(128) float delta[kStages][kBlockM];
     alignas(128) Slot slots[kStages][kMaxSlots][kBlockN];
     Step steps[kStages];
-    int turns[kStages];  // what the counters of a step's row tile hold when it is this block's turn
+    int turns[kStages];      // what the counters of a step's row tile hold when it is this block's turn
+    BlockPlace place, next;  // these two and the runs as in BackwardConfig
+    RowRuns runs;
     NearTiles near;
-    BlockPlace places[2];
-    Barrier kv_full, kv_empty;
+    Barrier kv_full;
     Barrier rows_full[kStages], rows_empty[kStages], turns_full[kStages];
 
     __device__ __forceinline__ void init_barriers() {
       kv_full.init(1);
-      kv_empty.init(kConsumers);
       for (int stage = 0; stage < kStages; ++stage) {
         rows_full[stage].init(1);
         rows_empty[stage].init(4 * kConsumers);
@@ -96,19 +97,14 @@ class TurnScout {
  public:
   __device__ __forceinline__ TurnScout(const BackwardArguments& arguments, typename Config::Smem& smem, int,
                                        int lane)
-      : smem_(smem),
-        lane_(lane),
-        column_tile_(BlockPlace(arguments.params.shape, arguments.column_tiles, arguments.heads_in_turns,
-                                static_cast<int>(blockIdx.x))
-                         .column_tile),
-        turns_(arguments, smem.near, lane) {}
+      : smem_(smem), lane_(lane), turns_(arguments, smem.near, lane) {}
 
   __device__ __forceinline__ void run() {
     for (Stage<Config::kStages> stage;; stage.advance()) {
       smem_.rows_full[stage.index].wait(stage.parity);
       const typename Config::Step step = smem_.steps[stage.index];
       if (step.tile < 0) break;
-      const int turn = turns_.turn(step.tile, step.row, column_tile_);
+      const int turn = turns_.turn(step.tile, step.row, smem_.place.column_tile);
       if (lane_ == 0) {
         smem_.turns[stage.index] = turn;
         smem_.turns_full[stage.index].arrive();
@@ -120,7 +116,6 @@ class TurnScout {
  private:
   typename Config::Smem& smem_;
   int lane_;
-  int column_tile_;
   TurnFinder<Config> turns_;
 };
 
@@ -144,12 +139,7 @@ class WideConsumer {
 
   __device__ __forceinline__ WideConsumer(const BackwardArguments& arguments, typename Config::Smem& smem,
                                           int group, int thread)
-      : arguments_(arguments),
-        smem_(smem),
-        work_(arguments.params.shape, arguments.column_tiles, arguments.heads_in_turns,
-              static_cast<int>(blockIdx.x)),
-        group_(group),
-        thread_(thread) {}
+      : arguments_(arguments), smem_(smem), group_(group), thread_(thread) {}
 
   __device__ __forceinline__ void run() {
     const BackwardParams& params = arguments_.params;
@@ -371,8 +361,8 @@ class WideConsumer {
       if (step.tile < 0) return;
       const Shape& shape = arguments_.params.shape;
       const int head = step.tile / arguments_.rows.tiles % shape.heads_q;
-      clear_by_dense(p, dense_plane(arguments_.mask, shape, work_.batch, head), shape.seqlen_q,
-                     shape.seqlen_k, row0, int64_t{work_.column_tile} * Config::kBlockN + lane_key());
+      clear_by_dense(p, dense_plane(arguments_.mask, shape, smem_.place.batch, head), shape.seqlen_q,
+                     shape.seqlen_k, row0, int64_t{smem_.place.column_tile} * Config::kBlockN + lane_key());
     } else {
 #pragma unroll 1
       for (uint32_t touching = step.work & kSlotBits; touching != 0; touching &= touching - 1) {
@@ -476,7 +466,7 @@ class WideConsumer {
     }
     if (Config::kDeterministic && half == 1) {
       named_barrier_sync(kGroupBarrier + group_, 128);
-      if (thread_ == 0) pass_turn(turn_of(tile), work_.column_tile);
+      if (thread_ == 0) pass_turn(turn_of(tile), smem_.place.column_tile);
     }
   }
 
@@ -498,8 +488,8 @@ class WideConsumer {
     named_barrier_sync(kGroupBarrier + group_, 128);
     if (thread_ == 0) {
       for (int panel = group_ * kPanels; panel < (group_ + 1) * kPanels; ++panel) {
-        tma_store(map, shared + panel * Tile::kPanelBytes, panel * 64, work_.column_tile * Config::kBlockN,
-                  work_.head_k, work_.batch);
+        tma_store(map, shared + panel * Tile::kPanelBytes, panel * 64,
+                  smem_.place.column_tile * Config::kBlockN, smem_.place.head_k, smem_.place.batch);
       }
       bulk_commit();
     }
@@ -507,7 +497,6 @@ class WideConsumer {
 
   const BackwardArguments& arguments_;
   typename Config::Smem& smem_;
-  BlockPlace work_;
   int group_;
   int thread_;
   Stage<Config::kStages> rows_;

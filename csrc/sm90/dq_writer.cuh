@@ -19,7 +19,8 @@ class TurnFinder {
   __device__ __forceinline__ int turn(int row_tile, int row, int column_tile) {
     const Shape& shape = arguments_.params.shape;
     const int head = row_tile / arguments_.rows.tiles;  // of all samples'
-    const int64_t index = plane_index(arguments_.mask, shape, head / shape.heads_q, head % shape.heads_q);
+    const int index =
+        static_cast<int>(plane_index(arguments_.mask, shape, head / shape.heads_q, head % shape.heads_q));
     const MaskPlane plane = plane_at(arguments_.mask, index);
     if (index != near_plane_ || column_tile != near_tile_) {
       __syncwarp();
@@ -36,8 +37,7 @@ class TurnFinder {
   const BackwardArguments& arguments_;
   NearTiles& near_;
   int lane_;
-  int64_t near_plane_ = -1;
-  int near_tile_ = -1;
+  int near_plane_ = -1, near_tile_ = -1;
 };
 
 // A warp that adds the dQ of every kWriters-th step to the workspace, both consumers' at once. Adding takes
@@ -45,10 +45,11 @@ class TurnFinder {
 // wait for its turn, the copy, its completion, the release of the turn. Several warps have several steps'
 // time. So what a hand-over takes is how far one block trails the other, not what a step costs.
 //
-// Nobody waits for ever. A turn is waited for only from column tiles after this block's, of the same head, so
-// from blocks before it (BlockPlace). Blocks start in order, so of those that have not ended the first waits
-// for turns of ended blocks only, and those have been passed: a block ends when its writers have ended, and
-// they pass each turn without waiting for anything of a later step.
+// Nobody waits for ever. A turn is waited for only from column tiles after this one, of the same head, so
+// from those with lower numbers (BlockPlace). Blocks that run take the numbers in order and see to theirs in
+// order, so of the column tiles that are not done the first is being seen to, and waits for turns of those
+// that are done only, and these have been passed: writers pass each turn without waiting for anything of a
+// later step.
 template <class Config>
 class DqWriter {
  public:
@@ -130,6 +131,39 @@ class DqWriter {
   int writer_;
   int lane_;
   TurnFinder<Config> turns_;
+};
+
+// The warp that adds one consumer's part of every dQ, in any order. The consumers stand half a step apart: if
+// their parts left together, the one's would wait for the other's, and the next of the one for both.
+template <class Config>
+class PartWriter {
+ public:
+  __device__ __forceinline__ PartWriter(const BackwardArguments& arguments, typename Config::Smem& smem,
+                                        int group, int lane)
+      : arguments_(arguments), smem_(smem), group_(group), lane_(lane) {}
+
+  __device__ __forceinline__ void run() {
+    if (lane_ != 0) return;
+    for (int parity = 0;; parity ^= 1) {
+      smem_.part_full[group_].wait(parity);
+      const int tile = smem_.part_tiles[group_];
+      if (tile < 0) return;
+      if (arguments_.params.dq.data != nullptr) {
+        constexpr int kFloats = DqWorkspace<Config>::kTileFloats / Config::kConsumers;
+        bulk_reduce_add(arguments_.dq + int64_t{tile} * DqWorkspace<Config>::kTileFloats + group_ * kFloats,
+                        smem_.dq[group_], kFloats * static_cast<int>(sizeof(float)));
+        bulk_commit();
+        bulk_wait_read();
+      }
+      smem_.part_empty[group_].arrive();
+    }
+  }
+
+ private:
+  const BackwardArguments& arguments_;
+  typename Config::Smem& smem_;
+  int group_;
+  int lane_;
 };
 
 }  // namespace flashmask::sm90
