@@ -17,7 +17,7 @@ from typing import Any
 from cells import ROOT, Run, hash_sources
 
 RESULTS = ROOT / "docs" / "results"
-UNRECORDED = ("csv", "markdown", "figure", "charts", "resume", "commit", "binary")
+UNRECORDED = ("csv", "markdown", "figure", "charts", "resume", "commit", "binary", "prepare", "no_report")
 RUN_COLUMNS = [field.name for field in fields(Run)]
 
 
@@ -137,6 +137,9 @@ def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
         "--figure", type=Path, help="default: docs/images/<name>.png for the default CSV file"
     )
     parser.add_argument("--report-only", action="store_true", help="measure nothing")
+    parser.add_argument(
+        "--no-report", action="store_true", help="measure, and leave the rest to --report-only"
+    )
 
 
 def parse(parser: argparse.ArgumentParser, script: str) -> tuple[argparse.Namespace, str]:
@@ -158,6 +161,8 @@ def report(
     draw: Callable[..., None],
 ) -> None:
     """Write the rows of the newest card and sources to the document and the figure; print them."""
+    if arguments.no_report:
+        return
     rows = newest_of(Log(arguments.csv, columns).rows)
     if not rows:
         print(f"{arguments.csv}: nothing was measured")
