@@ -102,9 +102,14 @@ def test_recorded_command_names_what_matters() -> None:
     parser.add_argument("--lengths", nargs="+", type=int, default=[1])
     parser.add_argument("--per-bucket", type=int)
     parser.add_argument("--csv", type=Path)
+    parser.add_argument("--flex", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--bars", action="store_true")
     arguments = parser.parse_args(["--per-bucket", "3", "--csv", "x.csv", "--lengths", "1"])
     command = provenance.recorded_command("x.py", parser, arguments)
     assert command == "python scripts/bench/x.py --per-bucket 3"
+    arguments = parser.parse_args(["--no-flex", "--bars"])
+    command = provenance.recorded_command("x.py", parser, arguments)
+    assert command == "python scripts/bench/x.py --no-flex --bars"
 
 
 # Conclusions
@@ -133,6 +138,31 @@ def test_latency_is_fitted_by_a_line(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     sparsity.draw(sparsity_rows(0.1), tmp_path / "x.png")
     assert (tmp_path / "x.png").exists()
+
+
+def test_samples_with_wrong_results_are_named_and_not_fitted(tmp_path: Path) -> None:
+    rows = sparsity_rows(0.0)
+    rows[0] |= {"milliseconds": "", "checked": "wrong: o is not finite"}
+    text = sparsity.render(rows)
+    assert "NOT timed, causal_document, rho 0.500: wrong: o is not finite" in text
+    assert (
+        "| causal_document | 8 | 182 | 0.55 to 0.90 | 2.00 + 10.00 (1 - rho) | 1.00000 | 0.00 % | 0 | met |"
+        in text
+    )
+    pytest.importorskip("matplotlib")
+    sparsity.draw(rows, tmp_path / "x.png")
+    sparsity.draw(rows[:1], tmp_path / "x.png")
+
+
+@pytest.mark.parametrize("part", memory.PARTS)
+def test_each_part_of_memory_is_written_down_alone(part: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    row = memory_row(
+        part, "ours", 4096, {"mask": "causal_document", "batch": "new mask"}.get(part, "peak"), 1.0
+    )
+    for rows in ([row], [memory_row(part, "ours", 4096, "", 0, "out of memory")]):
+        assert memory.render(rows).startswith("# Memory")
+        memory.draw(rows, tmp_path / "x.png")
 
 
 def memory_row(
@@ -276,6 +306,10 @@ def test_experiments_run_and_resume(module, options, says, library, tmp_path, mo
     assert "failed" not in measured
     module.main()
     assert (tmp_path / "x.csv").read_text() == measured
+    (tmp_path / "x.md").unlink()
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--no-report"])
+    module.main()
+    assert not (tmp_path / "x.md").exists()
     monkeypatch.setattr(sys, "argv", ["x.py", "--report-only", *files[:2]])
     module.main()
     assert says in capsys.readouterr().out

@@ -7,7 +7,6 @@ not timed; whatever our kernels do with a mask is, for they do all of it in ever
 from __future__ import annotations
 
 import importlib
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from functools import cached_property, partial
@@ -24,9 +23,6 @@ from torch.nn.attention.flex_attention import BlockMask
 from torch_attention import give_workspace
 
 from paddle_flashmask.masks import ColumnMask
-
-# FA4 reads it when it is imported: what one process compiles is there for the next one.
-os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
 
 Tensors = Sequence[torch.Tensor]
 FLEX_MASKS = (*TWELVE, *PUBLISHED, MAGI_WINDOW)

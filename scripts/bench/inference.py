@@ -22,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cells import PEER_NAMES, ROOT, Case, Row, read_rows
+from prepare import prepare, share_compiled
 from provenance import recorded_command
 from report import cards, provenance
 from results import Results, length_name, markdown_table
@@ -113,9 +114,8 @@ def main() -> None:
     """Measure, then report."""
     arguments, command = parse_arguments()
     cases = [inference_case(mask, seqlen) for mask in arguments.masks for seqlen in arguments.lengths]
+    share_compiled()
     if arguments.prepare is not None:
-        from prepare import prepare
-
         prepare(cases, arguments.peers, arguments.prepare, backward=False)
         return
     if not arguments.report_only:

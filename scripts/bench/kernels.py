@@ -52,6 +52,7 @@ from cells import (
     search_case,
 )
 from paper_data import PUBLISHED
+from prepare import prepare, share_compiled
 from provenance import recorded_command
 
 QUICK_SECONDS = 0.25
@@ -145,9 +146,8 @@ def main() -> None:
     """Measure, then report."""
     arguments, command = parse_arguments()
     cards = None
+    share_compiled()
     if arguments.prepare is not None:
-        from prepare import prepare
-
         backward = "backward" in arguments.directions
         prepare(wanted_cases(arguments), arguments.peers, arguments.prepare, backward=backward)
         return

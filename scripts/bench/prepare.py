@@ -26,6 +26,12 @@ COMPILED = ("flex_flash", "flex", "fa4")  # the slowest first
 MEMORY_PER_WORKER = 6 << 30
 
 
+def share_compiled() -> None:
+    """Let what this process and others compile be found by each other; call it before torch is imported."""
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool: each kernel is waited for anyway
+
+
 def prepare(cases: Sequence[Case], peers: Sequence[str], workers: int, *, backward: bool) -> None:
     """Let each of these peers compile each of the cases that it takes; print a line for each.
 
@@ -36,7 +42,6 @@ def prepare(cases: Sequence[Case], peers: Sequence[str], workers: int, *, backwa
         backward: the backward pass too.
     """
     start = time.monotonic()
-    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # there are enough processes
     items = items_of(cases, peers)
     workers = workers or default_workers()
     print(f"{len(items)} to compile in {workers} processes", flush=True)

@@ -36,8 +36,8 @@ def recorded_command(script: str, parser: argparse.ArgumentParser, arguments: ar
     command = ["python", f"scripts/bench/{script}"]
     for name, value in vars(arguments).items():
         if name not in UNRECORDED and value != parser.get_default(name):
-            values = [] if value is True else value if isinstance(value, list) else [value]
-            command += [f"--{name.replace('_', '-')}", *map(str, values)]
+            values = [] if isinstance(value, bool) else value if isinstance(value, list) else [value]
+            command += [f"--{'no-' if value is False else ''}{name.replace('_', '-')}", *map(str, values)]
     return shlex.join(command)
 
 
