@@ -19,7 +19,8 @@ import paper_data
 import provenance
 import regress
 import sparsity
-from cells import ROOT, Row, Run
+import stale
+from cells import ROOT, Row, Run, hash_sources
 from provenance import Log
 from results import Results
 
@@ -253,6 +254,19 @@ def test_what_got_slower_is_named(tmp_path: Path) -> None:
     assert [*regress.compare(stored, {})] == []
 
 
+def test_results_of_other_sources_are_stale(tmp_path: Path) -> None:
+    run = replace(RUN, sources=hash_sources("sm90"))
+    Log(tmp_path / "a.csv", ["mask"], RUN).add({"mask": "full"})
+    assert stale.state(tmp_path / "a.csv") == (
+        True,
+        "a.csv: NVIDIA H200, 2026-01-01, sm90 at 123, other sources than now",
+    )
+    Log(tmp_path / "a.csv", ["mask"], replace(run, started="2027-01-01T00:00:00Z")).add({"mask": "full"})
+    assert stale.state(tmp_path / "a.csv")[0] is False
+    (tmp_path / "b.csv").write_text("a,b\n1,2\n")
+    assert stale.state(tmp_path / "b.csv") is None
+
+
 # Small runs, where torch is
 
 
@@ -300,7 +314,9 @@ def test_experiments_run_and_resume(module, options, says, library, tmp_path, mo
     files = ["--csv", str(tmp_path / "x.csv"), "--library", str(library), "--commit", "1"]
     monkeypatch.setattr(sys, "argv", ["x.py", "--device", "cpu", *options, *files])
     module.main()
-    assert says in (tmp_path / "x.md").read_text()
+    document = (tmp_path / "x.md").read_text()
+    assert says in document
+    assert document.splitlines()[2] == "![x](x.png)"
     assert (tmp_path / "x.png").exists()
     measured = (tmp_path / "x.csv").read_text()
     assert "failed" not in measured

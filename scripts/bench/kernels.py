@@ -53,7 +53,7 @@ from cells import (
 )
 from paper_data import PUBLISHED
 from prepare import prepare, share_compiled
-from provenance import recorded_command
+from provenance import recorded_command, with_figures
 
 QUICK_SECONDS = 0.25
 SETTING_MASKS = {"paper": TWELVE, "published": PUBLISHED_TWELVE, "magi": MAGI_MASKS}
@@ -160,14 +160,17 @@ def main() -> None:
             bench.measure(case, directions)
 
     rows = read_rows(arguments.csv)
-    if arguments.markdown is not None:
-        arguments.markdown.parent.mkdir(parents=True, exist_ok=True)
-        arguments.markdown.write_text(report.render(rows, arguments.kernels))
+    figures: list[Path] = []
     if arguments.charts is not None:
         import charts  # needs matplotlib
 
         for card in report.cards(rows, arguments.kernels):
-            print(*charts.draw(report.Results(rows, arguments.kernels, card), arguments.charts), sep="\n")
+            figures += charts.draw(report.Results(rows, arguments.kernels, card), arguments.charts)
+        print(*figures, sep="\n")
+    if arguments.markdown is not None:
+        arguments.markdown.parent.mkdir(parents=True, exist_ok=True)
+        text = report.render(rows, arguments.kernels)
+        arguments.markdown.write_text(with_figures(text, arguments.markdown, list(dict.fromkeys(figures))))
     for card in cards or report.cards(rows, arguments.kernels):
         results = report.Results(rows, arguments.kernels, card)
         tables = [*report.mask_tables(results)] if arguments.quick else []

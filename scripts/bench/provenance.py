@@ -6,6 +6,7 @@ import argparse
 import csv
 import datetime
 import importlib.util
+import os
 import shlex
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -168,11 +169,19 @@ def report(
         print(f"{arguments.csv}: nothing was measured")
         return
     text = render(rows)
-    arguments.markdown.parent.mkdir(parents=True, exist_ok=True)
-    arguments.markdown.write_text(text)
     print(text)
     if importlib.util.find_spec("matplotlib") is None:
         print(f"{arguments.figure} was not drawn: matplotlib is missing; --report-only draws it elsewhere")
-        return
-    arguments.figure.parent.mkdir(parents=True, exist_ok=True)
-    draw(rows, arguments.figure)
+    else:
+        arguments.figure.parent.mkdir(parents=True, exist_ok=True)
+        draw(rows, arguments.figure)
+        text = with_figures(text, arguments.markdown, [arguments.figure])
+    arguments.markdown.parent.mkdir(parents=True, exist_ok=True)
+    arguments.markdown.write_text(text)
+
+
+def with_figures(text: str, document: Path, figures: Sequence[Path]) -> str:
+    """Return a document's text with its figures below the title."""
+    title, rest = text.split("\n", 1)
+    links = [f"![{path.stem}]({os.path.relpath(path, document.parent)})" for path in figures]
+    return "\n\n".join([title, *links]) + "\n" + rest
