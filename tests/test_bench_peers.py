@@ -29,7 +29,12 @@ def test_what_is_compiled_once() -> None:
     """Needs torch, which only benchmarks do."""
     pytest.importorskip("torch")
     cases = [paper_case(mask, seqlen, 64) for mask in ("full", "document") for seqlen in (8192, 32768)]
-    assert items_of(cases, ["flex", "cudnn", "fa2"]) == [(case, "flex") for case in cases]
+    again = [paper_case("document", 8192, 64, seed=1)]
+    assert items_of(cases + again, ["flex", "cudnn", "fa2"]) == [(case, "flex") for case in cases]
+    blockwise = [
+        paper_case("causal_blockwise", 8192, 64, seed) for seed in range(2)
+    ]  # its last document's number
+    assert items_of(blockwise, ["flex"]) == [(case, "flex") for case in blockwise]
 
 
 @pytest.fixture

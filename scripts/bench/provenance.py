@@ -44,8 +44,10 @@ def recorded_command(script: str, parser: argparse.ArgumentParser, arguments: ar
 
 def make_run(kernels: str, card: str, driver: str, torch: str, command: str, commit: str | None) -> Run:
     """Return this process's provenance; git is asked for the commit when there is none."""
+    now = datetime.datetime.now(datetime.timezone.utc).replace(tzinfo=None)
     return Run(
-        started=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        # Milliseconds: rows belong together by it, and several GPUs may start at once.
+        started=now.isoformat(timespec="milliseconds") + "Z",
         kernels=kernels,
         sources=hash_sources(kernels),
         commit=commit or git_commit(),
