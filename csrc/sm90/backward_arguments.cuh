@@ -29,15 +29,16 @@ struct DqWorkspace {
 };
 
 struct BackwardArguments {
-  CUtensorMap q, dout;  // boxes: 64 rows of one panel
+  CUtensorMap q, dout;  // boxes: block_m rows of one panel
   CUtensorMap k, v;     // boxes: block_n rows of one panel
   CUtensorMap dk, dv;   // boxes: 64 rows of one panel
   BackwardParams params;
   MaskTiles mask;
   sm80::RowStatistics rows;
-  float* dq;          // fp32 workspace, see DqWorkspace
-  int32_t* dq_turn;   // [B, Hq, row_tiles, Config::kTurns], zeroed: in deterministic mode who has added last,
-                      // else, where the first stores, whether it has
+  float* dq;         // fp32 workspace, see DqWorkspace
+  int32_t* dq_turn;  // [B, Hq, row_tiles, Config::kTurns], zeroed: in deterministic mode who has added last,
+                     // else, where the first stores, whether it has; DqFinisher counts there who came and who
+                     // is done
   int32_t* visitors;  // [Bm, Hm, row_tiles]: column tiles that visit; see DqFinisher
   int column_tiles;
   const int32_t* heads_in_turns;  // see BlockPlace; null: free order

@@ -24,12 +24,15 @@ namespace flashmask::sm90 {
 template <class Config>
 class ColumnConsumer;
 
-template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, int kDqEnds_,
+template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, int kDqWay_,
           bool kDeterministic_, bool kDense_>
 struct BackwardConfig {
   using Element = Element_;
   using Consumer = ColumnConsumer<BackwardConfig>;
-  using Helper = std::conditional_t<kDqEnds_ == 2, DqFinisher<BackwardConfig>, DqWriter<BackwardConfig>>;
+  static constexpr bool kByParts = kDqWay_ == 3 && !kDeterministic_;  // each consumer's dQ leaves by itself
+  using Helper = std::conditional_t<
+      kByParts, PartWriter<BackwardConfig>,
+      std::conditional_t<kDqWay_ == 2, DqFinisher<BackwardConfig>, DqWriter<BackwardConfig>>>;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kHeadDimV = kHeadDimV_;
   static constexpr int kConsumers = 2;
@@ -38,7 +41,7 @@ struct BackwardConfig {
   static constexpr int kStages = kStages_;  // of Q and dO
   // Which ends of a row tile's dQ the block sees to: the first to come stores, so that nobody clears the
   // workspace; the last converts, so that nobody reads it again.
-  static constexpr bool kFirstStores = kDqEnds_ >= 1, kFinishes = kDqEnds_ >= 2;
+  static constexpr bool kFirstStores = kDqWay_ == 1 || kDqWay_ == 2, kFinishes = kDqWay_ == 2;
   static constexpr bool kDeterministic = kDeterministic_;                // dQ is added in a fixed order
   static constexpr int kWriters = kDeterministic && !kFinishes ? 3 : 2;  // of a step's dQ, by turns
   static constexpr bool kDense = kDense_;
@@ -82,6 +85,8 @@ struct BackwardConfig {
     Step steps[kStages];
     Step departures[kWriters];  // the next step whose dQ a writer adds; tile -1: none
     NearTiles near[kHelpers];
+    int part_tiles[kConsumers];  // the row tile of a consumer's dQ; -1: no more
+    Barrier part_full[kConsumers], part_empty[kConsumers];
     int taking;                 // whether a helper is taking a step's dQ
     Stage<kWriters> departure;  // that is taken next
     Barrier kv_full;
@@ -102,6 +107,10 @@ struct BackwardConfig {
         dq_full[writer].init(4 * kConsumers);
       }
       dq_empty.init(1);
+      for (int group = 0; group < kConsumers; ++group) {
+        part_full[group].init(4);
+        part_empty[group].init(1);
+      }
       taking = 0;
       departure = {};
     }
@@ -195,7 +204,7 @@ class RowProducer {
 
   // Tells the writer whose turn it is which dQ will come.
   __device__ __forceinline__ void announce(const typename Config::Step& step) {
-    if constexpr (Config::kWriters > 0) {
+    if constexpr (Config::kWriters > 0 && !Config::kByParts) {
       smem_.departures_empty[writer_.index].wait(writer_.parity ^ 1);
       smem_.departures[writer_.index] = step;
       smem_.departures_full[writer_.index].arrive();
@@ -248,16 +257,18 @@ class ColumnConsumer {
       consume(step);
       rows_.advance();
     }
-    if (dq_is_due_) {
+    if (dq_tile_ >= 0) {
       DqPart dq;
       multiply_dq(dq);
       store_dv();  // in the place of this consumer's keys of V, which only it has read
       wgmma_wait<0>();
       pin(flat(dq));
       hand_over_dq(dq);
+      if constexpr (Config::kByParts) smem_.part_empty[group_].wait(rows_.index ^ 1);
     } else {
       store_dv();
     }
+    if constexpr (Config::kByParts) announce_part(-1);
 
     named_barrier_sync(kBothBarrier, 256);  // nobody reads K any more
     if (params.dk.data != nullptr) {
@@ -315,7 +326,7 @@ class ColumnConsumer {
     pin(flat(dq));
     multiply_rows<DkProduct, typename Config::QTile>(dk_, ds, smem_.q[stage]);
     hand_over(ds, dq);
-    dq_is_due_ = true;
+    dq_tile_ = step.tile;
     wgmma_wait<0>();
     pin(flat(dk_));
     release(smem_.rows_empty[stage]);
@@ -466,7 +477,7 @@ class ColumnConsumer {
     for (int i = 0; i < kM16; ++i) {
       store_matrices_transposed(smem_.ds[rows_.index] + Config::DsTile::offset(16 * i + query, chunk), ds[i]);
     }
-    if (dq_is_due_) {
+    if (dq_tile_ >= 0) {
       hand_over_dq(dq);
     } else {
       fence_async_shared();
@@ -474,10 +485,21 @@ class ColumnConsumer {
     release(smem_.ds_full[rows_.index]);
   }
 
+  // Word to this consumer's writer of a row tile whose dQ is there.
+  __device__ __forceinline__ void announce_part(int tile) {
+    if (thread_ == 0) smem_.part_tiles[group_] = tile;
+    release(smem_.part_full[group_]);
+  }
+
   // This consumer's part of dQ of the row tile before to shared memory, as the workspace lays it out, once
   // the writers have taken away the dQ that lies there.
   __device__ __forceinline__ void hand_over_dq(const DqPart& dq) {
-    smem_.dq_empty.wait(rows_.index);  // its phases are row tiles, as those of a stage of two
+    // The phases are row tiles, as those of a stage of two.
+    if constexpr (Config::kByParts) {
+      smem_.part_empty[group_].wait(rows_.index);
+    } else {
+      smem_.dq_empty.wait(rows_.index);
+    }
 #pragma unroll
     for (int n = 0; n < kDq8; ++n) {
       *reinterpret_cast<float4*>(smem_.dq[group_] + DqWorkspace<Config>::fragment_offset(thread_ / 32, 0, n) +
@@ -485,8 +507,12 @@ class ColumnConsumer {
           make_float4(dq[0][n][0], dq[0][n][1], dq[0][n][2], dq[0][n][3]);
     }
     fence_async_shared();
-    release(smem_.dq_full[writer_.index]);
-    writer_.advance();
+    if constexpr (Config::kByParts) {
+      announce_part(dq_tile_);
+    } else {
+      release(smem_.dq_full[writer_.index]);
+      writer_.advance();
+    }
   }
 
   __device__ __forceinline__ void store_dv() {
@@ -530,7 +556,7 @@ class ColumnConsumer {
   float scale_;
   Stage<Config::kStages> rows_;
   Stage<Config::kWriters> writer_;
-  bool dq_is_due_ = false;  // of a row tile that has been consumed
+  int dq_tile_ = -1;  // the row tile whose dQ is due
   float dk_[1][kDk8][4], dv_[1][kDv8][4];
 };
 

@@ -139,6 +139,7 @@ class DqFinisher {
 
   // dQ of a row tile from the workspace to the tensor.
   __device__ __forceinline__ void convert(const typename Config::Step& step) {
+    __syncwarp();  // what lane 0 has acquired is all lanes' from here on
     using Element = typename Config::Element;
     const BackwardParams& params = arguments_.params;
     const Shape& shape = params.shape;

@@ -136,4 +136,37 @@ class DqWriter {
   TurnFinder<Config> turns_;
 };
 
+// The warp that adds one consumer's part of every dQ, in any order. The consumers stand half a step apart: if
+// their parts left together, the one's would wait for the other's, and the next of the one for both.
+template <class Config>
+class PartWriter {
+ public:
+  __device__ __forceinline__ PartWriter(const BackwardArguments& arguments, typename Config::Smem& smem,
+                                        int group, int lane)
+      : arguments_(arguments), smem_(smem), group_(group), lane_(lane) {}
+
+  __device__ __forceinline__ void run() {
+    if (lane_ != 0) return;
+    for (int parity = 0;; parity ^= 1) {
+      smem_.part_full[group_].wait(parity);
+      const int tile = smem_.part_tiles[group_];
+      if (tile < 0) return;
+      if (arguments_.params.dq.data != nullptr) {
+        constexpr int kFloats = DqWorkspace<Config>::kTileFloats / Config::kConsumers;
+        bulk_reduce_add(arguments_.dq + int64_t{tile} * DqWorkspace<Config>::kTileFloats + group_ * kFloats,
+                        smem_.dq[group_], kFloats * static_cast<int>(sizeof(float)));
+        bulk_commit();
+        bulk_wait_read();
+      }
+      smem_.part_empty[group_].arrive();
+    }
+  }
+
+ private:
+  const BackwardArguments& arguments_;
+  typename Config::Smem& smem_;
+  int group_;
+  int lane_;
+};
+
 }  // namespace flashmask::sm90

@@ -345,6 +345,59 @@ def test_deterministic_backward_of_many_heads(kernels: Kernels, seed: int) -> No
     assert_matches(run(kernels, x), x, "35 key heads")
 
 
+# Backward's blocks walk over the row tiles that they visit, of all query heads of a group.
+
+
+def some_rows_per_column_tile(
+    rng: np.random.Generator, heads: int, seqlen_q: int, seqlen_k: int
+) -> torch.Tensor:
+    """Indices that let 128 columns at a time see a run of rows: none, one, less or more than a tile, all."""
+    shape = 1, heads, -(-seqlen_k // 128)
+    first = rng.integers(0, seqlen_q, shape)
+    end = np.minimum(first + rng.choice([0, 1, 60, 130, seqlen_q], shape), seqlen_q)
+    bounds = np.stack([end, first], axis=-1).astype(np.int32)
+    return torch.from_numpy(bounds.repeat(128, axis=2)[:, :, :seqlen_k]).cuda().contiguous()
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize(("heads_q", "heads_k"), [(8, 1), (6, 2)])
+@every_head_dim
+def test_walks_over_no_one_and_many_row_tiles(
+    kernels: Kernels,
+    rng: np.random.Generator,
+    head_dim: int,
+    heads_q: int,
+    heads_k: int,
+    deterministic: bool,
+) -> None:
+    indices = some_rows_per_column_tile(rng, heads_q, 500, 900)
+    x = make_problem(
+        int(rng.integers(2**31)),
+        seqlen_q=500,
+        seqlen_k=900,
+        heads_q=heads_q,
+        heads_k=heads_k,
+        head_dim=head_dim,
+        options=Options(indices=indices, deterministic=deterministic),
+    )
+    assert_matches(run(kernels, x), x, "every gradient")
+    for name in GRADIENTS:
+        assert_matches(run(kernels, x, wanted=(name,)), x, f"only {name}")
+
+
+@pytest.mark.parametrize("deterministic", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_all_column_tiles_meet_at_the_same_rows(
+    kernels: Kernels, seed: int, head_dim: int, deterministic: bool
+) -> None:
+    """Who comes first may be treated otherwise, and who that is differs from run to run."""
+    options = Options(deterministic=deterministic)
+    x = make_problem(seed, seqlen_q=100, seqlen_k=8192, heads_q=2, head_dim=head_dim, options=options)
+    for repeat in range(20):
+        dq = run(kernels, x, wanted=("dq",))["dq"]
+        assert_matches({"dq": dq}, x, f"repeat {repeat}")
+
+
 # Nothing at all.
 
 
