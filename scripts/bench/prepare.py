@@ -53,17 +53,15 @@ def prepare(cases: Sequence[Case], peers: Sequence[str], workers: int, *, backwa
 
 
 def items_of(cases: Sequence[Case], peers: Sequence[str]) -> list[tuple[Case, str]]:
-    """What there is to compile. FA4 does not look at the length, and one rule only at what a seed changes."""
+    """What there is to compile; one rule alone, causal_blockwise, knows what a seed changes."""
     from implementations import PEERS
 
-    items: dict[tuple[str, Any], tuple[Case, str]] = {}
+    items: dict[tuple[str, Case], tuple[Case, str]] = {}
     for peer in COMPILED:
         if peer in peers and PEERS[peer].missing() is None:
             for case in cases:
                 if case.mask in PEERS[peer].masks:
-                    alike: Any = case if case.mask == "causal_blockwise" else replace(case, seed=0)
-                    if peer == "fa4":
-                        alike = (case.mask, case.head_dim, case.heads // case.key_heads)
+                    alike = case if case.mask == "causal_blockwise" else replace(case, seed=0)
                     items.setdefault((peer, alike), (case, peer))
     return [*items.values()]
 
