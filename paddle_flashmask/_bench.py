@@ -9,8 +9,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any, TextIO
 
-import numpy as np
-
 from paddle_flashmask.masks import ColumnMask, registry
 
 DEFAULT_SHAPES = {"cpu": (1, 2048, 2048, 8, 8, 64, 64), "gpu": (4, 8192, 8192, 32, 32, 128, 128)}
@@ -126,10 +124,10 @@ def measure(
         raise ValueError(f"shape: expected Sq = Sk and sizes above 0, got {','.join(map(str, shape))}")
     masks = {name: registry.make(name, seqlen) for name in names}
     paddle.set_device(device)
-    rng = np.random.default_rng(0)
+    paddle.seed(0)
     sizes = [(heads_q, head_dim), (heads_k, head_dim), (heads_k, head_dim_v), (heads_q, head_dim_v)]
     tensors = [
-        paddle.to_tensor(rng.standard_normal((batch, seqlen, *size), np.float32)).astype(dtype)
+        paddle.randn([batch, seqlen, *size], "float32").astype(dtype)  # on the device
         for size in sizes
     ]
     end = time.monotonic() + seconds

@@ -19,7 +19,8 @@ import paper_data
 import provenance
 import regress
 import sparsity
-from cells import ROOT, Row, Run
+import stale
+from cells import ROOT, Row, Run, hash_sources
 from provenance import Log
 from results import Results
 
@@ -102,9 +103,14 @@ def test_recorded_command_names_what_matters() -> None:
     parser.add_argument("--lengths", nargs="+", type=int, default=[1])
     parser.add_argument("--per-bucket", type=int)
     parser.add_argument("--csv", type=Path)
+    parser.add_argument("--flex", action=argparse.BooleanOptionalAction, default=True)
+    parser.add_argument("--bars", action="store_true")
     arguments = parser.parse_args(["--per-bucket", "3", "--csv", "x.csv", "--lengths", "1"])
     command = provenance.recorded_command("x.py", parser, arguments)
     assert command == "python scripts/bench/x.py --per-bucket 3"
+    arguments = parser.parse_args(["--no-flex", "--bars"])
+    command = provenance.recorded_command("x.py", parser, arguments)
+    assert command == "python scripts/bench/x.py --no-flex --bars"
 
 
 # Conclusions
@@ -133,6 +139,31 @@ def test_latency_is_fitted_by_a_line(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     sparsity.draw(sparsity_rows(0.1), tmp_path / "x.png")
     assert (tmp_path / "x.png").exists()
+
+
+def test_samples_with_wrong_results_are_named_and_not_fitted(tmp_path: Path) -> None:
+    rows = sparsity_rows(0.0)
+    rows[0] |= {"milliseconds": "", "checked": "wrong: o is not finite"}
+    text = sparsity.render(rows)
+    assert "NOT timed, causal_document, rho 0.500: wrong: o is not finite" in text
+    assert (
+        "| causal_document | 8 | 182 | 0.55 to 0.90 | 2.00 + 10.00 (1 - rho) | 1.00000 | 0.00 % | 0 | met |"
+        in text
+    )
+    pytest.importorskip("matplotlib")
+    sparsity.draw(rows, tmp_path / "x.png")
+    sparsity.draw(rows[:1], tmp_path / "x.png")
+
+
+@pytest.mark.parametrize("part", memory.PARTS)
+def test_each_part_of_memory_is_written_down_alone(part: str, tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
+    row = memory_row(
+        part, "ours", 4096, {"mask": "causal_document", "batch": "new mask"}.get(part, "peak"), 1.0
+    )
+    for rows in ([row], [memory_row(part, "ours", 4096, "", 0, "out of memory")]):
+        assert memory.render(rows).startswith("# Memory")
+        memory.draw(rows, tmp_path / "x.png")
 
 
 def memory_row(
@@ -223,6 +254,19 @@ def test_what_got_slower_is_named(tmp_path: Path) -> None:
     assert [*regress.compare(stored, {})] == []
 
 
+def test_results_of_other_sources_are_stale(tmp_path: Path) -> None:
+    run = replace(RUN, sources=hash_sources("sm90"))
+    Log(tmp_path / "a.csv", ["mask"], RUN).add({"mask": "full"})
+    assert stale.state(tmp_path / "a.csv") == (
+        True,
+        "a.csv: NVIDIA H200, 2026-01-01, sm90 at 123, other sources than now",
+    )
+    Log(tmp_path / "a.csv", ["mask"], replace(run, started="2027-01-01T00:00:00Z")).add({"mask": "full"})
+    assert stale.state(tmp_path / "a.csv")[0] is False
+    (tmp_path / "b.csv").write_text("a,b\n1,2\n")
+    assert stale.state(tmp_path / "b.csv") is None
+
+
 # Small runs, where torch is
 
 
@@ -270,12 +314,18 @@ def test_experiments_run_and_resume(module, options, says, library, tmp_path, mo
     files = ["--csv", str(tmp_path / "x.csv"), "--library", str(library), "--commit", "1"]
     monkeypatch.setattr(sys, "argv", ["x.py", "--device", "cpu", *options, *files])
     module.main()
-    assert says in (tmp_path / "x.md").read_text()
+    document = (tmp_path / "x.md").read_text()
+    assert says in document
+    assert document.splitlines()[2] == "![x](x.png)"
     assert (tmp_path / "x.png").exists()
     measured = (tmp_path / "x.csv").read_text()
     assert "failed" not in measured
     module.main()
     assert (tmp_path / "x.csv").read_text() == measured
+    (tmp_path / "x.md").unlink()
+    monkeypatch.setattr(sys, "argv", [*sys.argv, "--no-report"])
+    module.main()
+    assert not (tmp_path / "x.md").exists()
     monkeypatch.setattr(sys, "argv", ["x.py", "--report-only", *files[:2]])
     module.main()
     assert says in capsys.readouterr().out

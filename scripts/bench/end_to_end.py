@@ -198,18 +198,21 @@ def run(arguments: argparse.Namespace, command: str) -> None:
     log = Log(arguments.csv, COLUMNS, device.run)
     shape = Shape.tiny() if device.name == "cpu" else Shape()
     for seqlen in arguments.lengths:
-        for task in arguments.tasks:
-            samples = binned(training_samples(task, seqlen), arguments.bins)
-            for method in arguments.methods:
-                key = {"task": task, "seqlen": seqlen, "layers": arguments.layers, "method": method}
-                key["bins"] = arguments.bins
-                left = [i for i in range(len(samples)) if log.newest(**key, bin=i) is None]
-                if left and not _failed(log, key):
-                    torch._dynamo.reset()
-                    _measure(device, shape, log, key, [(i, *samples[i]) for i in left])
-                gc.collect()
-                if device.name != "cpu":
-                    torch.cuda.empty_cache()
+        for kind in dict.fromkeys(TASKS[task].kind for task in arguments.tasks):
+            # Tasks of one kind of mask share what is compiled for it.
+            torch._dynamo.reset()
+            methods = Methods(device, seqlen, kind)
+            for task in (task for task in arguments.tasks if TASKS[task].kind == kind):
+                samples = binned(training_samples(task, seqlen), arguments.bins)
+                for method in arguments.methods:
+                    key = {"task": task, "seqlen": seqlen, "layers": arguments.layers, "method": method}
+                    key["bins"] = arguments.bins
+                    left = [i for i in range(len(samples)) if log.newest(**key, bin=i) is None]
+                    if left and not _failed(log, key):
+                        _measure(device, shape, methods, log, key, [(i, *samples[i]) for i in left])
+                    gc.collect()
+                    if device.name != "cpu":
+                        torch.cuda.empty_cache()
 
 
 def _failed(log: Log, key: Mapping[str, Any]) -> bool:
@@ -217,7 +220,12 @@ def _failed(log: Log, key: Mapping[str, Any]) -> bool:
 
 
 def _measure(
-    device: Device, shape: Shape, log: Log, key: Mapping[str, Any], samples: list[tuple[int, Sample, int]]
+    device: Device,
+    shape: Shape,
+    methods: Methods,
+    log: Log,
+    key: Mapping[str, Any],
+    samples: list[tuple[int, Sample, int]],
 ) -> None:
     """Check, warm up and time one method; what is raised ends it with a row."""
     import torch
@@ -226,7 +234,6 @@ def _measure(
     number, sample, weight = samples[0]
     where = f"{key['task']} {length_name(key['seqlen'])} {key['method']}"
     try:
-        methods = Methods(device, key["seqlen"], sample.kind)
         check(device, shape, methods.make(key["method"], sample), sample, key["seqlen"])
         trainer = Trainer(device, shape, key["layers"], key["seqlen"], lora=key["task"] == "lora")
         trainer.step(methods, key["method"], sample)

@@ -19,6 +19,7 @@ from cells import EQUAL_DOCUMENT_COUNT, MAGI_WINDOW, TWELVE, Case
 from kernel_calls import BackwardParams, CudaLibrary, ForwardParams, Options, backward_params, forward_params
 from paper_data import PUBLISHED
 from torch.nn.attention import SDPBackend, sdpa_kernel
+from torch.nn.attention.flex_attention import BlockMask
 from torch_attention import give_workspace
 
 from paddle_flashmask.masks import ColumnMask
@@ -39,15 +40,24 @@ class Job:
 
 
 class Data:
-    """q, k, v and dout of a shape: normal, bfloat16, [B, S, H, D]."""
+    """q, k, v and dout of a shape: normal, bfloat16, [B, S, H, D].
 
-    def __init__(self, case: Case, device: str = "cuda"):
+    ``shared``: those of one shape lie in the same memory, which does for compiling.
+    """
+
+    def __init__(self, case: Case, device: str = "cuda", *, shared: bool = False):
         generator = torch.Generator(device).manual_seed(case.seed)
         queries, keys = (case.batch, case.seqlen, case.heads), (case.batch, case.seqlen, case.key_heads)
-        self.tensors = [
-            torch.randn(*sizes, case.head_dim, generator=generator, device=device, dtype=torch.bfloat16)
-            for sizes in (queries, keys, keys, queries)
-        ]
+        shapes = [(*sizes, case.head_dim) for sizes in (queries, keys, keys, queries)]
+
+        def make(shape: tuple[int, ...]) -> torch.Tensor:
+            return torch.randn(*shape, generator=generator, device=device, dtype=torch.bfloat16)
+
+        if shared:
+            made = {shape: make(shape) for shape in shapes}
+            self.tensors = [made[shape].view(shape) for shape in shapes]
+        else:
+            self.tensors = [make(shape) for shape in shapes]
         self._made_for = _unmasked(case)
 
     def serves(self, case: Case) -> bool:
@@ -57,7 +67,8 @@ class Data:
     @cached_property
     def heads_first(self) -> list[torch.Tensor]:
         """The same, contiguous as [B, H, S, D]."""
-        return [tensor.transpose(1, 2).contiguous() for tensor in self.tensors]
+        made = {tensor.data_ptr(): tensor.transpose(1, 2).contiguous() for tensor in self.tensors}
+        return [made[tensor.data_ptr()].view(made[tensor.data_ptr()].shape) for tensor in self.tensors]
 
 
 def _unmasked(case: Case) -> Case:
@@ -188,19 +199,14 @@ def _sdpa(backend: SDPBackend, case: Case, data: Data) -> tuple[Tensors, Callabl
 
 def _flex(kernel_options: Any, case: Case, data: Data) -> tuple[Tensors, Callable[..., torch.Tensor]]:
     from torch._functorch import config
-    from torch.nn.attention.flex_attention import create_block_mask, flex_attention
+    from torch.nn.attention.flex_attention import flex_attention
 
     config.donated_buffer = False  # else a compiled graph's backward runs only once
     seqlen, device = case.seqlen, data.tensors[0].device
     arrays = flex_masks.token_arrays(seqlen, case.seed, published=case.mask in PUBLISHED)
     tokens = {name: torch.from_numpy(array).to(device) for name, array in arrays.items()}
     rule = flex_masks.make_rule(case.mask, seqlen, tokens)
-    block_mask = None
-    if case.mask != "full":
-        # Uncompiled, it would hold the dense mask.
-        block_mask = create_block_mask(
-            lambda b, h, i, j: rule(i, j), None, None, seqlen, seqlen, device=device, _compile=True
-        )
+    block_mask = None if case.mask == "full" else make_block_mask(case.build_mask(), rule, device)
     compiled = torch.compile(
         lambda q, k, v, block_mask: flex_attention(
             q, k, v, block_mask=block_mask, kernel_options=kernel_options, enable_gqa=case.kv_heads != 0
@@ -208,6 +214,25 @@ def _flex(kernel_options: Any, case: Case, data: Data) -> tuple[Tensors, Callabl
         dynamic=False,
     )
     return data.heads_first, lambda q, k, v: compiled(q, k, v, block_mask)
+
+
+def make_block_mask(
+    mask: ColumnMask, rule: flex_masks.Rule, device: torch.device, block: int = 128
+) -> BlockMask:
+    """Return what create_block_mask returns for a mask of one sample and head, without compiling it."""
+
+    def ordered(chosen: torch.Tensor) -> list[torch.Tensor]:
+        indices = torch.argsort(chosen.to(torch.int32), dim=-1, descending=True, stable=True)
+        return [x.to(torch.int32).contiguous()[None, None] for x in (chosen.sum(-1), indices)]
+
+    kinds = torch.from_numpy(mask.block_map(block, block)[0, 0]).to(device)
+    return BlockMask.from_kv_blocks(
+        *ordered(kinds == 1),
+        *ordered(kinds == 2),
+        BLOCK_SIZE=block,
+        mask_mod=lambda b, h, i, j: rule(i, j),
+        seq_lengths=(mask.seqlen_q, mask.seqlen_k),
+    )
 
 
 def _fa4(case: Case, data: Data) -> tuple[Tensors, Callable[..., torch.Tensor]]:

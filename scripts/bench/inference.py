@@ -1,6 +1,7 @@
 """Benchmark the forward pass as inference takes it, beside FlashInfer, where it is there, and FlexAttention.
 
-python scripts/bench/inference.py                  # about 4 minutes on an H200, most of it compiling
+python scripts/bench/inference.py --prepare        # lets FlexAttention compile on all cores first
+python scripts/bench/inference.py                  # then about a minute; else about 4, most of it compiling
 python scripts/bench/inference.py --peers          # ours alone, half a minute
 python scripts/bench/inference.py --report-only
 
@@ -21,6 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cells import PEER_NAMES, ROOT, Case, Row, read_rows
+from prepare import prepare, share_compiled
 from provenance import recorded_command
 from report import cards, provenance
 from results import Results, length_name, markdown_table
@@ -51,6 +53,14 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     parser.add_argument("--csv", type=Path, default=ROOT / "docs" / "results" / "inference.csv")
     parser.add_argument("--markdown", type=Path, help="default: the CSV file's name, .md")
     parser.add_argument("--commit", help="recorded with the rows; by default git is asked")
+    parser.add_argument(
+        "--prepare",
+        type=int,
+        nargs="?",
+        const=0,
+        metavar="N",
+        help="let FlexAttention compile in N processes (by default as many as fit), and measure nothing",
+    )
     parser.add_argument("--report-only", action="store_true", help="measure nothing")
     arguments = parser.parse_args()
     command = recorded_command("inference.py", parser, arguments)
@@ -103,16 +113,20 @@ def _line(results: Results, case: Case, name: str) -> list[str] | None:
 def main() -> None:
     """Measure, then report."""
     arguments, command = parse_arguments()
+    cases = [inference_case(mask, seqlen) for mask in arguments.masks for seqlen in arguments.lengths]
+    share_compiled()
+    if arguments.prepare is not None:
+        prepare(cases, arguments.peers, arguments.prepare, backward=False)
+        return
     if not arguments.report_only:
         from runner import Bench  # needs torch and a GPU; the report does not
 
         bench = Bench(arguments, command, read_rows(arguments.csv))
-        for mask in arguments.masks:
-            for seqlen in arguments.lengths:
-                case = inference_case(mask, seqlen)
-                if not bench.is_measured(case, "forward"):
-                    bench.measure(case, ["forward"])
+        for case in cases:
+            if not bench.is_measured(case, "forward"):
+                bench.measure(case, ["forward"])
     text = render(read_rows(arguments.csv), arguments.kernels)
+    arguments.markdown.parent.mkdir(parents=True, exist_ok=True)
     arguments.markdown.write_text(text)
     print(text)
 

@@ -15,9 +15,10 @@ those beside FA4, FlexAttention, cuDNN and the anchors of hopper_bars.py.
 
 What it takes on an H200, --seconds 0.12, one head dim, twelve masks, ours alone: 25 s at 8 K tokens, 30 s at
 32 K, 75 s at 128 K (measured with the portable kernels; the Hopper ones are faster). fa4 and cudnn run few
-masks. flex and flex_flash compile 10 to 30 s per mask and shape: 4 to 12 minutes for twelve, each. To compile
-on many cores first, start several of these at once with other --masks, then measure:
-    python scripts/bench/kernels.py --prepare --peers flex flex_flash --masks causal document --lengths 8192 &
+masks. flex and flex_flash compile 10 to 30 s per mask and shape: 4 to 12 minutes for twelve, each. So let
+them compile on many cores first; this needs no library of ours, and the measurement finds what they compiled:
+    python scripts/bench/kernels.py --prepare --peers flex flex_flash fa4 --lengths 8192 32768
+On a host of several GPUs, tables.sh beside this file gives each shape its own.
 """
 
 from __future__ import annotations
@@ -51,7 +52,8 @@ from cells import (
     search_case,
 )
 from paper_data import PUBLISHED
-from provenance import recorded_command
+from prepare import prepare, share_compiled
+from provenance import recorded_command, with_figures
 
 QUICK_SECONDS = 0.25
 SETTING_MASKS = {"paper": TWELVE, "published": PUBLISHED_TWELVE, "magi": MAGI_MASKS}
@@ -95,7 +97,14 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     parser.add_argument("--csv", type=Path, help="default: docs/results/kernels_<kernels>.csv")
     parser.add_argument("--resume", action="store_true", help="leave out what the CSV file has")
     parser.add_argument("--commit", help="recorded with the rows; by default git is asked")
-    parser.add_argument("--prepare", action="store_true", help="let the peers compile, and measure nothing")
+    parser.add_argument(
+        "--prepare",
+        type=int,
+        nargs="?",
+        const=0,
+        metavar="N",
+        help="let the peers compile in N processes (by default as many as fit), and measure nothing",
+    )
     parser.add_argument("--report-only", action="store_true", help="measure nothing")
     parser.add_argument("--markdown", type=Path, help="write everything in the CSV file to this document")
     parser.add_argument("--charts", type=Path, help="draw bar charts of the CSV file into this folder")
@@ -137,27 +146,31 @@ def main() -> None:
     """Measure, then report."""
     arguments, command = parse_arguments()
     cards = None
+    share_compiled()
+    if arguments.prepare is not None:
+        backward = "backward" in arguments.directions
+        prepare(wanted_cases(arguments), arguments.peers, arguments.prepare, backward=backward)
+        return
     if not arguments.report_only:
         from runner import Bench  # needs torch and a GPU; the report does not
 
         bench = Bench(arguments, command, read_rows(arguments.csv) if arguments.resume else [])
         cards = [bench.run.card]
-        if arguments.prepare:
-            for case in wanted_cases(arguments):
-                bench.prepare(case)
-            return
         for case, directions in plan(wanted_cases(arguments), bench.is_measured, arguments.directions):
             bench.measure(case, directions)
 
     rows = read_rows(arguments.csv)
-    if arguments.markdown is not None:
-        arguments.markdown.parent.mkdir(parents=True, exist_ok=True)
-        arguments.markdown.write_text(report.render(rows, arguments.kernels))
+    figures: list[Path] = []
     if arguments.charts is not None:
         import charts  # needs matplotlib
 
         for card in report.cards(rows, arguments.kernels):
-            print(*charts.draw(report.Results(rows, arguments.kernels, card), arguments.charts), sep="\n")
+            figures += charts.draw(report.Results(rows, arguments.kernels, card), arguments.charts)
+        print(*figures, sep="\n")
+    if arguments.markdown is not None:
+        arguments.markdown.parent.mkdir(parents=True, exist_ok=True)
+        text = report.render(rows, arguments.kernels)
+        arguments.markdown.write_text(with_figures(text, arguments.markdown, list(dict.fromkeys(figures))))
     for card in cards or report.cards(rows, arguments.kernels):
         results = report.Results(rows, arguments.kernels, card)
         tables = [*report.mask_tables(results)] if arguments.quick else []

@@ -6,6 +6,7 @@ import argparse
 import csv
 import datetime
 import importlib.util
+import os
 import shlex
 import subprocess
 from collections.abc import Callable, Mapping, Sequence
@@ -17,7 +18,7 @@ from typing import Any
 from cells import ROOT, Run, hash_sources
 
 RESULTS = ROOT / "docs" / "results"
-UNRECORDED = ("csv", "markdown", "figure", "charts", "resume", "commit", "binary")
+UNRECORDED = ("csv", "markdown", "figure", "charts", "resume", "commit", "binary", "prepare", "no_report")
 RUN_COLUMNS = [field.name for field in fields(Run)]
 
 
@@ -36,15 +37,17 @@ def recorded_command(script: str, parser: argparse.ArgumentParser, arguments: ar
     command = ["python", f"scripts/bench/{script}"]
     for name, value in vars(arguments).items():
         if name not in UNRECORDED and value != parser.get_default(name):
-            values = [] if value is True else value if isinstance(value, list) else [value]
-            command += [f"--{name.replace('_', '-')}", *map(str, values)]
+            values = [] if isinstance(value, bool) else value if isinstance(value, list) else [value]
+            command += [f"--{'no-' if value is False else ''}{name.replace('_', '-')}", *map(str, values)]
     return shlex.join(command)
 
 
 def make_run(kernels: str, card: str, driver: str, torch: str, command: str, commit: str | None) -> Run:
     """Return this process's provenance; git is asked for the commit when there is none."""
+    now = datetime.datetime.now(datetime.timezone.utc).replace(tzinfo=None)
     return Run(
-        started=datetime.datetime.now(datetime.timezone.utc).strftime("%Y-%m-%dT%H:%M:%SZ"),
+        # Milliseconds: rows belong together by it, and several GPUs may start at once.
+        started=now.isoformat(timespec="milliseconds") + "Z",
         kernels=kernels,
         sources=hash_sources(kernels),
         commit=commit or git_commit(),
@@ -137,6 +140,9 @@ def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
         "--figure", type=Path, help="default: docs/images/<name>.png for the default CSV file"
     )
     parser.add_argument("--report-only", action="store_true", help="measure nothing")
+    parser.add_argument(
+        "--no-report", action="store_true", help="measure, and leave the rest to --report-only"
+    )
 
 
 def parse(parser: argparse.ArgumentParser, script: str) -> tuple[argparse.Namespace, str]:
@@ -158,16 +164,26 @@ def report(
     draw: Callable[..., None],
 ) -> None:
     """Write the rows of the newest card and sources to the document and the figure; print them."""
+    if arguments.no_report:
+        return
     rows = newest_of(Log(arguments.csv, columns).rows)
     if not rows:
         print(f"{arguments.csv}: nothing was measured")
         return
     text = render(rows)
-    arguments.markdown.parent.mkdir(parents=True, exist_ok=True)
-    arguments.markdown.write_text(text)
     print(text)
     if importlib.util.find_spec("matplotlib") is None:
         print(f"{arguments.figure} was not drawn: matplotlib is missing; --report-only draws it elsewhere")
-        return
-    arguments.figure.parent.mkdir(parents=True, exist_ok=True)
-    draw(rows, arguments.figure)
+    else:
+        arguments.figure.parent.mkdir(parents=True, exist_ok=True)
+        draw(rows, arguments.figure)
+        text = with_figures(text, arguments.markdown, [arguments.figure])
+    arguments.markdown.parent.mkdir(parents=True, exist_ok=True)
+    arguments.markdown.write_text(text)
+
+
+def with_figures(text: str, document: Path, figures: Sequence[Path]) -> str:
+    """Return a document's text with its figures below the title."""
+    title, rest = text.split("\n", 1)
+    links = [f"![{path.stem}]({os.path.relpath(path, document.parent)})" for path in figures]
+    return "\n\n".join([title, *links]) + "\n" + rest

@@ -77,19 +77,6 @@ class Bench:
         names = self.implementations(case, direction)
         return names[:1] if self.is_measured(case, direction) else names
 
-    def prepare(self, case: Case) -> None:
-        """Make the peers of a case ready and forget them: what they compile stays in their caches on disk."""
-        start = time.monotonic()
-        data = Data(case)
-        for name in self.implementations(case, "forward"):
-            if name in PEERS:
-                backward = "backward" in self.arguments.directions
-                outcome = self._make(partial(PEERS[name].job, case, data, backward=backward), {})
-                if outcome.job is None:
-                    print(f"{case.mask}, {name}: {outcome.reason}")
-        torch._dynamo.reset()
-        print(f"{case.mask} S={case.seqlen} D={case.head_dim}: {time.monotonic() - start:.0f} s", flush=True)
-
     def measure(self, case: Case, directions: list[str]) -> None:
         """Check and time everything that runs a case; append its rows and print a line per direction."""
         if self.data is None or not self.data.serves(case):

@@ -1,0 +1,143 @@
+"""Lets peers compile in several processes, so that the one that times finds the results in their caches.
+
+FlexAttention's are in torch's cache of compiled graphs and in Triton's, FA4's in its own. A cell whose
+compilation fails, or takes its process down, is named, and the others go on.
+"""
+
+from __future__ import annotations
+
+import gc
+import multiprocessing
+import os
+import queue
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from functools import partial
+from multiprocessing.connection import Connection
+from typing import Any
+
+from cells import Case
+from results import length_name
+
+COMPILED = ("flex_flash", "flex", "fa4")  # the slowest first
+# Bytes of GPU memory at 131,072 tokens and a hidden size of 4096: 4 GiB while it compiles, 9 when it runs.
+MEMORY_PER_WORKER = 6 << 30
+
+
+def share_compiled() -> None:
+    """Let what this process and others compile be found by each other; call it before torch is imported."""
+    os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
+    os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool: each kernel is waited for anyway
+
+
+def prepare(cases: Sequence[Case], peers: Sequence[str], workers: int, *, backward: bool) -> None:
+    """Let each of these peers compile each of the cases that it takes; print a line for each.
+
+    Args:
+        cases: to compile for.
+        peers: by name; what they lack leaves them out.
+        workers: how many processes; 0: as many as there are cores and GPU memory for.
+        backward: the backward pass too.
+    """
+    start = time.monotonic()
+    items = items_of(cases, peers)
+    workers = workers or default_workers()
+    print(f"{len(items)} to compile in {workers} processes", flush=True)
+    for (case, peer), seconds, reason in apart(partial(compile_one, backward=backward), items, workers):
+        place = f"{case.mask} S={length_name(case.seqlen)} D={case.head_dim} {peer}"
+        print(f"{place}: {reason or 'ready'} after {seconds:.0f} s", flush=True)
+    print(f"took {time.monotonic() - start:.0f} s", flush=True)
+
+
+def items_of(cases: Sequence[Case], peers: Sequence[str]) -> list[tuple[Case, str]]:
+    """What there is to compile; one rule alone, causal_blockwise, knows what a seed changes."""
+    from implementations import PEERS
+
+    items: dict[tuple[str, Case], tuple[Case, str]] = {}
+    for peer in COMPILED:
+        if peer in peers and PEERS[peer].missing() is None:
+            for case in cases:
+                if case.mask in PEERS[peer].masks:
+                    alike = case if case.mask == "causal_blockwise" else replace(case, seed=0)
+                    items.setdefault((peer, alike), (case, peer))
+    return [*items.values()]
+
+
+def compile_one(item: tuple[Case, str], *, backward: bool) -> None:
+    """Make one peer of one case ready, and forget it."""
+    import torch
+    from implementations import PEERS, Data
+
+    case, peer = item
+    try:
+        PEERS[peer].job(case, Data(case, shared=True), backward=backward)
+        torch.cuda.synchronize()
+    finally:
+        torch._dynamo.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def default_workers() -> int:
+    """As many processes as there are cores and GPU memory for."""
+    import torch
+
+    memory = torch.cuda.get_device_properties(0).total_memory
+    return max(1, min(len(os.sched_getaffinity(0)), memory // MEMORY_PER_WORKER))
+
+
+def apart(act: Callable[[Any], None], items: Iterable[Any], workers: int) -> Iterator[tuple[Any, float, str]]:
+    """Call ``act`` with each item in so many other processes, each taking the next one when it is done.
+
+    Yields:
+        an item, the seconds that it took, and why it failed, "" where it did not, as they come.
+    """
+    waiting, done = deque(items), queue.SimpleQueue[tuple[Any, float, str]]()
+    count = len(waiting)
+    with ThreadPoolExecutor(workers) as pool:
+        servers = [pool.submit(_serve, act, waiting, done.put) for _ in range(min(workers, count))]
+        for _ in range(count):
+            yield done.get()
+        for server in servers:
+            server.result()
+
+
+def _serve(act: Callable[[Any], None], waiting: deque[Any], report: Callable[[Any], None]) -> None:
+    """Hand items to one process after another: a new one where one has died."""
+    context = multiprocessing.get_context("spawn")
+    process = None
+    while True:
+        try:
+            item = waiting.popleft()
+        except IndexError:
+            break
+        start = time.monotonic()
+        try:
+            if process is None:
+                ours, theirs = context.Pipe()
+                process = context.Process(target=_work, args=(act, theirs), daemon=True)
+                process.start()
+                theirs.close()
+            ours.send(item)
+            reason = ours.recv()
+        except (EOFError, OSError):
+            assert process is not None, "it was started"
+            process.join()
+            reason, process = f"its process ended with exit code {process.exitcode}", None
+        report((item, time.monotonic() - start, reason))
+    if process is not None:
+        ours.send(None)
+        process.join()
+
+
+def _work(act: Callable[[Any], None], connection: Connection) -> None:
+    for item in iter(connection.recv, None):
+        try:
+            act(item)
+            reason = ""
+        except Exception as failure:
+            reason = " ".join(f"{type(failure).__name__}: {failure}".split())[:300]
+        connection.send(reason)
