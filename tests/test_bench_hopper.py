@@ -156,3 +156,14 @@ def test_reference_of_grouped_heads_sums_their_key_gradients() -> None:
     assert {(name, h) for name, _, h in reference if name == "dk"} == {("dk", 0), ("dk", 1)}
     torch.testing.assert_close(reference["dv", 0, 1], alone[2]["dv"] + alone[3]["dv"])
     torch.testing.assert_close(reference["dq", 0, 3], alone[3]["dq"])
+
+
+def test_a_tile_masked_by_element_may_take_a_third_more_time() -> None:
+    case = cells.masking_case(64)
+    rows = [make_row(case, "sm90", 1.0), make_row(case, cells.masking("sm90"), 1.2)]
+    what = "a tile masked by element, D=64, forward: time, relative to another"
+    bar = judge(rows)[what]
+    assert (bar.met, bar.measured, bar.aim) == (True, "1.200", "<= 1.14: no")
+    slower = [*rows[:1], make_row(case, cells.masking("sm90"), 1.4)]
+    assert judge(slower)[what].met is False
+    assert judge([])[what].met is None

@@ -105,6 +105,11 @@ def magi_case(mask: str, seqlen: int, head_dim: int = 128, seed: int = 0) -> Cas
     return Case(mask, seqlen, head_dim, 1, MAGI_HEADS, seed, MAGI_KV_HEADS)
 
 
+def masking_case(head_dim: int) -> Case:
+    """Return the case that shows what masking a tile by element costs."""
+    return paper_case("full", 8192, head_dim)
+
+
 def long_cases() -> list[Case]:
     """Return the cases that show how memory grows with the sequence."""
     return [Case(LONG_DOCUMENTS, seqlen, 64, 1, 1) for seqlen in LONG_LENGTHS]
@@ -123,6 +128,11 @@ PEER_NAMES |= {
 def batched(kernels: str) -> str:
     """Name of our kernels on a batch of documents instead of packed ones, without a mask."""
     return f"{kernels} batched"
+
+
+def masking(kernels: str) -> str:
+    """Name of our kernels where every tile is masked by element, though nothing in it is masked."""
+    return f"{kernels} masking every tile"
 
 
 def deterministic(kernels: str) -> str:

@@ -76,17 +76,26 @@ def _unmasked(case: Case) -> Case:
 
 
 def own_job(
-    library: CudaLibrary, mask: ColumnMask, data: Data, *, backward: bool = True, deterministic: bool = False
+    library: CudaLibrary,
+    mask: ColumnMask,
+    data: Data,
+    *,
+    backward: bool = True,
+    deterministic: bool = False,
+    visit: str = "skip",
 ) -> Job:
-    """Our kernels, through the C interface. Deterministic mode differs in the backward pass only."""
-    return _own_job(library, data.tensors, mask, backward, deterministic)
+    """Our kernels, through the C interface. Deterministic mode differs in the backward pass only.
+
+    With ``visit="all"`` every tile is visited and masked by element.
+    """
+    return _own_job(library, data.tensors, mask, backward, deterministic, visit)
 
 
 def batched_job(library: CudaLibrary, data: Data) -> Job:
     """Our kernels on equal documents as a batch, without a mask: the same tiles, and none to find."""
     count = EQUAL_DOCUMENT_COUNT
     split = [tensor.view(count, -1, *tensor.shape[2:]) for tensor in data.tensors]
-    job = _own_job(library, split, None, backward=True, deterministic=False)
+    job = _own_job(library, split, None, backward=True, deterministic=False, visit="skip")
     job.results = {
         name: tensor.view(data.tensors[0].shape) for name, tensor in job.results.items() if name != "lse"
     }
@@ -94,13 +103,19 @@ def batched_job(library: CudaLibrary, data: Data) -> Job:
 
 
 def _own_job(
-    library: CudaLibrary, tensors: Tensors, mask: ColumnMask | None, backward: bool, deterministic: bool
+    library: CudaLibrary,
+    tensors: Tensors,
+    mask: ColumnMask | None,
+    backward: bool,
+    deterministic: bool,
+    visit: str,
 ) -> Job:
     q, k, v, dout = tensors
     indices, causal = (None, False) if mask is None else mask.to_startend_row_indices()
     options = Options(
         indices=None if indices is None else torch.from_numpy(indices).to(q.device),
         causal=causal,
+        visit=visit,
         deterministic=deterministic,
     )
     stream = torch.cuda.current_stream().cuda_stream

@@ -46,6 +46,7 @@ from cells import (
     Case,
     long_cases,
     magi_case,
+    masking_case,
     paper_case,
     plan,
     read_rows,
@@ -86,7 +87,9 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
         "--seeds", nargs="+", type=int, help="of documents and tensors; default: 0, published: 0 1 2 3 4"
     )
     parser.add_argument("--deterministic", action="store_true", help="our deterministic backward too")
-    parser.add_argument("--bars", action="store_true", help="also the cases of the search and memory bars")
+    parser.add_argument(
+        "--bars", action="store_true", help="also the cases of the search, masking and memory bars"
+    )
     parser.add_argument("--seconds", type=float, default=0.5, help="per implementation, case and direction")
     parser.add_argument(
         "--quick", action="store_true", help=f"8192 tokens, D=128, beside FA2, {QUICK_SECONDS} seconds each"
@@ -138,7 +141,7 @@ def wanted_cases(arguments: argparse.Namespace) -> list[Case]:
         if mask in arguments.masks
     ]
     if arguments.bars:
-        cases += [*map(search_case, HEAD_DIMS), *long_cases()]
+        cases += [*map(masking_case, HEAD_DIMS), *map(search_case, HEAD_DIMS), *long_cases()]
     return cases
 
 

@@ -18,6 +18,8 @@ from cells import (
     batched,
     deterministic,
     long_cases,
+    masking,
+    masking_case,
     paper_case,
     search_case,
 )
@@ -26,6 +28,7 @@ from results import Bar, Results, at_least, length_name, markdown_table
 
 FA2_BAR, CAUSAL_BAR, CAUSAL_AIM, DETERMINISTIC_BAR, SEARCH_BAR = 0.95, 0.75, 0.9, 0.75, 0.03
 HOPPER_SEARCH_BAR = 0.02
+MASKING_BAR, MASKING_AIM = 1.33, 1.14  # time of a masked tile, relative to one that is not
 LINEAR_BAR = 1.01  # bytes per token at a million tokens, relative to those at 128 K
 
 
@@ -34,6 +37,7 @@ def bars(results: Results) -> Iterator[Bar]:
     if is_hopper(results):
         yield from hopper_bars.bars(results)
         yield from _search_bars(results, HOPPER_SEARCH_BAR)
+        yield from _masking_bars(results)
     else:
         yield from _peer_bars(results)
         yield from _mask_bars(results)
@@ -107,6 +111,19 @@ def _search_bars(results: Results, limit: float) -> Iterator[Bar]:
             )
             wanted = f"< {100 * limit:g} %"
             yield Bar(what, wanted, measured, None if cost is None else cost < limit)
+
+
+def _masking_bars(results: Results) -> Iterator[Bar]:
+    """A tile that is masked by element against one that is not: all of them, though nothing is masked."""
+    for head_dim in HEAD_DIMS:
+        case = masking_case(head_dim)
+        for direction in DIRECTIONS:
+            what = f"a tile masked by element, D={head_dim}, {direction}: time, relative to another"
+            cost = results.ratio(case, direction, masking(results.kernels))
+            aim = "" if cost is None else f"<= {MASKING_AIM:g}: {'yes' if cost <= MASKING_AIM else 'no'}"
+            measured = "" if cost is None else f"{cost:.3f}"
+            met = None if cost is None else cost <= MASKING_BAR
+            yield Bar(what, f"<= {MASKING_BAR:g}", measured, met, aim)
 
 
 def _memory_bars(results: Results) -> Iterator[Bar]:

@@ -20,6 +20,8 @@ from cells import (
     batched,
     deterministic,
     is_done,
+    masking,
+    masking_case,
 )
 from implementations import PEERS, Data, Job, batched_job, own_job
 from kernel_calls import CudaLibrary
@@ -63,6 +65,8 @@ class Bench:
         names = [ours]
         if case.mask == EQUAL_DOCUMENTS:
             return [*names, batched(ours)]
+        if self.arguments.bars and case == masking_case(case.head_dim):
+            names.append(masking(ours))
         if self.arguments.deterministic and direction == "backward" and case.mask != LONG_DOCUMENTS:
             names.append(deterministic(ours))
         return names + [name for name in self.peers if case.mask in PEERS[name].masks]
@@ -111,6 +115,7 @@ class Bench:
         builders: dict[str, Callable[[], Job]] = {
             ours: partial(own_job, self.binary, mask, data, backward=backward),
             deterministic(ours): partial(own_job, self.binary, mask, data, deterministic=True),
+            masking(ours): partial(own_job, self.binary, mask, data, backward=backward, visit="all"),
             batched(ours): partial(batched_job, self.binary, data),
         }
         peers = {name: partial(PEERS[name].job, case, data, backward=backward) for name in self.peers}
