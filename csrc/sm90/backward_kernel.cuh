@@ -25,7 +25,7 @@ template <class Config>
 class ColumnConsumer;
 
 template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, int kDqWay_,
-          int kPersistent_, bool kDeterministic_, bool kDense_>
+          int kPersistent_, int kSkipsParts_, bool kDeterministic_, bool kDense_>
 struct BackwardConfig {
   using Element = Element_;
   using Consumer = ColumnConsumer<BackwardConfig>;
@@ -40,6 +40,8 @@ struct BackwardConfig {
   static constexpr int kBlockN = 64 * kConsumers;
   static constexpr int kStages = kStages_;           // of Q and dO
   static constexpr bool kPersistent = kPersistent_;  // a block takes column tiles until none is left
+  // A consumer all of whose keys are masked in a row tile computes nothing of it.
+  static constexpr bool kSkipsParts = kSkipsParts_ && !kDense_;
   // Which ends of a row tile's dQ the block sees to: the first to come stores, so that nobody clears the
   // workspace; the last converts, so that nobody reads it again.
   static constexpr bool kFirstStores = kDqWay_ == 1 || kDqWay_ == 2, kFinishes = kDqWay_ == 2;
@@ -349,6 +351,12 @@ class ColumnConsumer {
   __device__ __forceinline__ void consume(const typename Config::Step& step) {
     const int stage = rows_.index;
     if (step.work & Config::kEmptyRows) clear_empty_rows(stage);
+    if constexpr (Config::kSkipsParts) {
+      if (sees_no_key(step)) {
+        pass_over(step);
+        return;
+      }
+    }
     // Before the products: they leave loads next to nothing of shared memory's bandwidth.
     Statistics lse, delta;
     load_statistics(lse, smem_.lse[stage]);
@@ -380,6 +388,34 @@ class ColumnConsumer {
     wgmma_wait<0>();
     pin(flat(dk_));
     release(smem_.rows_empty[stage]);
+  }
+
+  // Whether one interval of each of this consumer's keys masks the whole row tile.
+  __device__ __forceinline__ bool sees_no_key(const typename Config::Step& step) const {
+    if ((step.work & kSlotBits) == 0) return false;
+    const int key = group_ * 64 + thread_ % 64;
+    const int row_end = min(static_cast<int>(arguments_.params.shape.seqlen_q), step.row + Config::kBlockM);
+    bool masked = false;
+#pragma unroll 1
+    for (uint32_t touching = step.work & kSlotBits; touching != 0; touching &= touching - 1) {
+      const Slot slot = smem_.slots[rows_.index][__ffs(static_cast<int>(touching)) - 1][key];
+      masked |= slot.start <= step.row && slot.end >= row_end;
+    }
+    return named_barrier_all(kGroupBarrier + group_, 128, masked);
+  }
+
+  // A row tile of which this consumer sees no key: dS = 0, and dQ of the row tile before.
+  __device__ __forceinline__ void pass_over(const typename Config::Step& step) {
+    named_barrier_sync(kTurnBarrier + group_, 256);
+    named_barrier_arrive(kTurnBarrier + (group_ ^ 1), 256);
+    DqPart dq;
+    multiply_dq(dq);
+    wgmma_wait<0>();
+    pin(flat(dq));
+    const Fragments none = {};
+    hand_over(none, dq);
+    dq_tile_ = step.tile;
+    release(smem_.rows_empty[rows_.index]);
   }
 
   // The lse or delta of this lane's columns of S^T, loaded here and not where they are used.

@@ -145,6 +145,20 @@ __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// Whether `value` holds for all threads that meet.
+__device__ __forceinline__ bool named_barrier_all(int id, int threads, bool value) {
+  uint32_t all;
+  asm volatile(
+      "{\n.reg .pred mine, all;\n"
+      "setp.ne.u32 mine, %3, 0;\n"
+      "bar.red.and.pred all, %1, %2, mine;\n"
+      "selp.u32 %0, 1, 0, all;\n}\n"
+      : "=r"(all)
+      : "r"(id), "r"(threads), "r"(static_cast<uint32_t>(value))
+      : "memory");
+  return all != 0;
+}
+
 __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
