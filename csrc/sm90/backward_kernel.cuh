@@ -25,7 +25,7 @@ template <class Config>
 class ColumnConsumer;
 
 template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, int kDqWay_,
-          int kPersistent_, int kSkipsParts_, bool kDeterministic_, bool kDense_>
+          int kPersistent_, int kSkipsParts_, int kLateDq_, bool kDeterministic_, bool kDense_>
 struct BackwardConfig {
   using Element = Element_;
   using Consumer = ColumnConsumer<BackwardConfig>;
@@ -42,6 +42,8 @@ struct BackwardConfig {
   static constexpr bool kPersistent = kPersistent_;  // a block takes column tiles until none is left
   // A consumer all of whose keys are masked in a row tile computes nothing of it.
   static constexpr bool kSkipsParts = kSkipsParts_ && !kDense_;
+  // dQ starts behind dS, not under it, and leaves its registers to P, which dS takes unrounded then.
+  static constexpr bool kLateDq = kLateDq_;
   // Which ends of a row tile's dQ the block sees to: the first to come stores, so that nobody clears the
   // workspace; the last converts, so that nobody reads it again.
   static constexpr bool kFirstStores = kDqWay_ == 1 || kDqWay_ == 2, kFinishes = kDqWay_ == 2;
@@ -373,16 +375,26 @@ class ColumnConsumer {
     round_fragments<Element>(s, p);
     load_statistics(delta, smem_.delta[stage]);
     multiply_rows<DvProduct, typename Config::DoTile>(dv_, p, smem_.dout[stage]);
-    DqPart dq;
-    multiply_dq(dq);  // in the first row tile of nothing, and dropped
-    wgmma_wait_behind<2>(settled(p));
-    pin(flat(dp));
-    differentiate(p, delta, dp);
-    round_fragments<Element>(dp, ds);
-    wgmma_wait_behind<0>(settled(ds));
+    DqPart dq;  // in the first row tile of nothing, and dropped
+    if constexpr (Config::kLateDq) {
+      wgmma_wait_behind<1>(settled(p));
+      pin(flat(dp));
+      differentiate(s, delta, dp);
+      round_fragments<Element>(dp, ds);
+      multiply_dq(dq);
+      multiply_rows<DkProduct, typename Config::QTile>(dk_, ds, smem_.q[stage]);
+      wgmma_wait<1>();
+    } else {
+      multiply_dq(dq);
+      wgmma_wait_behind<2>(settled(p));
+      pin(flat(dp));
+      differentiate(p, delta, dp);
+      round_fragments<Element>(dp, ds);
+      wgmma_wait_behind<0>(settled(ds));
+      multiply_rows<DkProduct, typename Config::QTile>(dk_, ds, smem_.q[stage]);
+    }
     pin(flat(dv_));
     pin(flat(dq));
-    multiply_rows<DkProduct, typename Config::QTile>(dk_, ds, smem_.q[stage]);
     hand_over(ds, dq);
     dq_tile_ = step.tile;
     wgmma_wait<0>();
@@ -500,15 +512,23 @@ class ColumnConsumer {
     clear_masked(s, step);
   }
 
-  // dP^T to dS^T = P^T (dP^T - delta), of the rounded P: there are not the registers for it in both
-  // precisions.
-  static __device__ __forceinline__ void differentiate(const Fragments& p, const Statistics& delta,
+  // P of a lane's two queries h of fragment n, unrounded and rounded.
+  static __device__ __forceinline__ float2 weights_of(const Scores& p, int n, int h) {
+    return {p[0][n][2 * h], p[0][n][2 * h + 1]};
+  }
+  static __device__ __forceinline__ float2 weights_of(const Fragments& p, int n, int h) {
+    return unpack<Element>(p[n / 2][n % 2 * 2 + h]);
+  }
+
+  // dP^T to dS^T = P^T (dP^T - delta).
+  template <class Weights>
+  static __device__ __forceinline__ void differentiate(const Weights& p, const Statistics& delta,
                                                        Scores& dp) {
 #pragma unroll
     for (int n = 0; n < kM8; ++n) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float2 weights = unpack<Element>(p[n / 2][n % 2 * 2 + h]);
+        const float2 weights = weights_of(p, n, h);
         dp[0][n][2 * h] = weights.x * (dp[0][n][2 * h] - delta[n].x);
         dp[0][n][2 * h + 1] = weights.y * (dp[0][n][2 * h + 1] - delta[n].y);
       }
