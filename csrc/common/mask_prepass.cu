@@ -1,5 +1,6 @@
 // The pre-pass: startend_row_indices -> MaskTiles. One thread block per group of 32 column tiles of one mask
-// plane. And how many heads of deterministic backward take turns.
+// plane. And what else is known from the mask before a main kernel starts: the order in which it takes its
+// tiles, and how many heads take turns.
 #include "common/mask_prepass.h"
 #include "common/row_runs.cuh"
 
@@ -85,26 +86,26 @@ __global__ void mask_prepass_kernel(Mask mask, Shape shape, MaskTiles out) {
 
 constexpr int kChoiceThreads = 1024;
 
-// As many heads as L2 holds, at most 32, and as many in every round. More heads only shorten what blocks wait
-// for turns; but blocks that run together soon stand anywhere in a head's rows, so all that they visit must
-// stay in L2 until the last of them has passed, or every step comes from memory (docs/kernel-notes.md has
-// the measurements). `head_bytes` is that share of a key head, `planes` how many key heads of all samples.
-__device__ int32_t choose_heads_in_turns(int64_t planes, int64_t head_bytes, int64_t l2_bytes) {
+// As many heads as fit into `held_bytes`, at most 32, and as many in every round. More heads only shorten
+// what blocks wait for turns; but blocks that run together soon stand anywhere in a head's rows, so all that
+// they visit must stay in L2 until the last of them has passed, or every step comes from memory
+// (docs/kernel-notes.md has the measurements). `head_bytes` is that share of a head, `planes` how many heads
+// all samples have.
+__device__ int32_t choose_heads_in_turns(int64_t planes, int64_t head_bytes, int64_t held_bytes) {
   constexpr int64_t kMost = 32;
-  const int64_t held = l2_bytes * 5 / 8 / max(head_bytes, int64_t{1});
+  const int64_t held = held_bytes / max(head_bytes, int64_t{1});
   const int64_t most = min(max(held, int64_t{1}), kMost);
   const int64_t rounds = max(ceil_div(planes, most), int64_t{1});
   return static_cast<int32_t>(max(ceil_div(planes, rounds), int64_t{1}));
 }
 
-// What a key head's blocks share, when its mask planes' `column_tiles` column tiles visit `visited` row tiles
-// in all. Neighbouring column tiles visit nearly the same rows; together twice as many as one does on
+// What a head's tiles share, when `walks` of them visit `visited` tiles of `block` of the other operand's
+// `seqlen` tokens in all. Neighbours visit nearly the same tokens; together twice as many as one does on
 // average, since under causality the longest walk is twice the average one.
-__device__ int64_t shared_bytes_of_head(const Shape& shape, int64_t visited, int64_t column_tiles,
-                                        int block_m, int64_t row_bytes) {
-  const int64_t average_rows = visited * block_m / max(column_tiles, int64_t{1});
-  const int64_t rows = min(2 * average_rows, int64_t{shape.seqlen_q});
-  return shape.heads_q / shape.heads_k * rows * row_bytes;
+__device__ int64_t shared_bytes_of_head(int64_t seqlen, int64_t visited, int64_t walks, int block,
+                                        int64_t token_bytes) {
+  const int64_t average = visited * block / max(walks, int64_t{1});
+  return min(2 * average, seqlen) * token_bytes;
 }
 
 // One block.
@@ -127,9 +128,129 @@ __global__ void heads_choice_kernel(const __grid_constant__ MaskTiles mask,
   __syncthreads();
   if (threadIdx.x == 0) {
     const int64_t bytes =
-        shared_bytes_of_head(shape, static_cast<int64_t>(visited), column_tiles, block_m, row_bytes);
-    *heads_in_turns = choose_heads_in_turns(shape.batch * shape.heads_k, bytes, l2_bytes);
+        shape.heads_q / shape.heads_k *
+        shared_bytes_of_head(shape.seqlen_q, static_cast<int64_t>(visited), column_tiles, block_m, row_bytes);
+    *heads_in_turns = choose_heads_in_turns(shape.batch * shape.heads_k, bytes, l2_bytes * 5 / 8);
   }
+}
+
+constexpr int kOrderThreads = 256;
+
+// How many column tiles visit each row tile: each adds 1 where a run that it visits begins and takes it away
+// where the run ends. `counts` has row_tiles + 1 elements, for the row tiles in descending order.
+__device__ void count_row_tiles(const MaskTiles& mask, const MaskPlane& plane, int seqlen_q, int block_m,
+                                int row_tiles, int* counts) {
+  for (int i = threadIdx.x; i <= row_tiles; i += kOrderThreads) counts[i] = 0;
+  __syncthreads();
+  for (int tile = threadIdx.x; tile < mask.tile_count; tile += kOrderThreads) {
+    RowRuns runs;
+    runs.build(mask, plane, tile, seqlen_q, block_m, row_tiles);
+    runs.for_each_visited_run(row_tiles, [&](int begin, int end) {
+      atomicAdd(&counts[row_tiles - end], 1);
+      atomicAdd(&counts[row_tiles - begin], -1);
+    });
+  }
+  __syncthreads();
+  if (threadIdx.x < 32) {
+    const int lane = static_cast<int>(threadIdx.x);
+    int before = 0;
+    for (int base = 0; base < row_tiles; base += 32) {
+      int sum = base + lane < row_tiles ? counts[base + lane] : 0;
+      for (int distance = 1; distance < 32; distance *= 2) {
+        const int other = __shfl_up_sync(~0u, sum, distance);
+        if (lane >= distance) sum += other;
+      }
+      sum += before;
+      if (base + lane < row_tiles) counts[base + lane] = sum;
+      before = __shfl_sync(~0u, sum, 31);
+    }
+  }
+}
+
+// How many row tiles each column tile visits, of `members` query heads that begin with `head_q`.
+__device__ void count_column_tiles(const MaskTiles& mask, const Shape& shape, int batch, int head_q,
+                                   int members, int block_m, int row_tiles, int* counts) {
+  for (int tile = threadIdx.x; tile < mask.tile_count; tile += kOrderThreads) {
+    int visited = 0;
+    for (int member = 0; member < members; ++member) {
+      RowRuns runs;
+      runs.build(mask, plane_at(mask, plane_index(mask, shape, batch, head_q + member)), tile,
+                 static_cast<int>(shape.seqlen_q), block_m, row_tiles);
+      visited += runs.count(row_tiles);
+    }
+    counts[tile] = visited;
+  }
+}
+
+// Grid: as many blocks of kOrderThreads for each plane of `order` as it has kOrderThreads tiles. All of them
+// count all of the plane, which is cheap, and each ranks its own. The first plane speaks for all when it
+// comes to how many heads take turns.
+template <bool kRows>
+__global__ void tile_order_kernel(const __grid_constant__ MaskTiles mask, const __grid_constant__ Shape shape,
+                                  int block_m, int64_t token_bytes, int64_t l2_bytes,
+                                  const __grid_constant__ TileOrder order) {
+  __shared__ int counts[kMostOrdered + 1];  // in the order that holds between equals
+  __shared__ unsigned long long visited;
+  if (threadIdx.x == 0) visited = 0;
+  const int row_tiles = static_cast<int>(ceil_div(shape.seqlen_q, block_m));
+  const int tiles = kRows ? row_tiles : mask.tile_count;
+  const int heads = kRows ? shape.heads_q : shape.heads_k;
+  const int group = shape.heads_q / shape.heads_k;
+  const int chunks = (tiles + kOrderThreads - 1) / kOrderThreads;
+  const int order_heads = mask.heads == 1 ? 1 : heads;
+  const int batch = blockIdx.x / chunks / order_heads, head = blockIdx.x / chunks % order_heads;
+  const int members = !kRows && mask.heads == shape.heads_q ? group : 1;  // whose masks differ
+  if constexpr (kRows) {
+    count_row_tiles(mask, plane_at(mask, plane_index(mask, shape, batch, head)),
+                    static_cast<int>(shape.seqlen_q), block_m, row_tiles, counts);
+  } else {
+    count_column_tiles(mask, shape, batch, head * group, members, block_m, row_tiles, counts);
+  }
+  __syncthreads();
+
+  const int own = blockIdx.x % chunks * kOrderThreads + threadIdx.x;
+  if (own < tiles) {
+    const int count = counts[own];
+    int rank = 0;
+    for (int other = 0; other < own; ++other) rank += counts[other] >= count;
+    for (int other = own + 1; other < tiles; ++other) rank += counts[other] > count;
+    order.tiles[int64_t{blockIdx.x / chunks} * tiles + rank] = kRows ? tiles - 1 - own : own;
+  }
+  if (blockIdx.x > 0) return;
+  unsigned long long sum = 0;
+  for (int tile = threadIdx.x; tile < tiles; tile += kOrderThreads)
+    sum += static_cast<unsigned>(counts[tile]);
+  atomicAdd(&visited, sum);
+  __syncthreads();
+  if (threadIdx.x == 0) {
+    const int64_t bytes =
+        shared_bytes_of_head(kRows ? shape.seqlen_k : shape.seqlen_q, static_cast<int64_t>(visited) / members,
+                             tiles, kRows ? mask.block_n : block_m, token_bytes);
+    // Two thirds of 50 MB hold 32 MB: heads of two to a power of bytes, of which 5/8 would cut one off.
+    *order.heads_in_turns = choose_heads_in_turns(shape.batch * heads, bytes, l2_bytes * 2 / 3);
+  }
+}
+
+cudaError_t l2_bytes_of_device(int* bytes) {
+  int device = 0;
+  const cudaError_t error = cudaGetDevice(&device);
+  return error != cudaSuccess ? error : cudaDeviceGetAttribute(bytes, cudaDevAttrL2CacheSize, device);
+}
+
+template <bool kRows>
+cudaError_t launch_tile_order(MaskTiles mask, const Shape& shape, int block_m, int64_t token_bytes,
+                              const TileOrder& order, cudaStream_t stream) {
+  if (order.tiles == nullptr) return cudaSuccess;
+  int l2_bytes = 0;
+  const cudaError_t error = l2_bytes_of_device(&l2_bytes);
+  if (error != cudaSuccess) return error;
+  mask.visit_all = 0;
+  const int64_t tiles = kRows ? ceil_div(shape.seqlen_q, block_m) : mask.tile_count;
+  const int64_t heads = mask.heads == 1 ? 1 : kRows ? shape.heads_q : shape.heads_k;
+  const int64_t blocks = mask.batch * heads * ceil_div(tiles, kOrderThreads);
+  tile_order_kernel<kRows><<<static_cast<unsigned>(blocks), kOrderThreads, 0, stream>>>(
+      mask, shape, block_m, token_bytes, l2_bytes, order);
+  return cudaGetLastError();
 }
 
 }  // namespace
@@ -144,14 +265,22 @@ cudaError_t launch_mask_prepass(const Mask& mask, const Shape& shape, const Mask
 
 cudaError_t launch_heads_choice(const MaskTiles& mask, const Shape& shape, int block_m, int64_t row_bytes,
                                 int32_t* heads_in_turns, cudaStream_t stream) {
-  int device = 0, l2_bytes = 0;
-  cudaError_t error = cudaGetDevice(&device);
-  if (error != cudaSuccess) return error;
-  error = cudaDeviceGetAttribute(&l2_bytes, cudaDevAttrL2CacheSize, device);
+  int l2_bytes = 0;
+  const cudaError_t error = l2_bytes_of_device(&l2_bytes);
   if (error != cudaSuccess) return error;
   heads_choice_kernel<<<1, kChoiceThreads, 0, stream>>>(mask, shape, block_m, row_bytes, l2_bytes,
                                                         heads_in_turns);
   return cudaGetLastError();
+}
+
+cudaError_t launch_row_order(const MaskTiles& mask, const Shape& shape, int block_m, int64_t key_bytes,
+                             const TileOrder& order, cudaStream_t stream) {
+  return launch_tile_order<true>(mask, shape, block_m, key_bytes, order, stream);
+}
+
+cudaError_t launch_column_order(const MaskTiles& mask, const Shape& shape, int block_m, int64_t row_bytes,
+                                const TileOrder& order, cudaStream_t stream) {
+  return launch_tile_order<false>(mask, shape, block_m, row_bytes, order, stream);
 }
 
 }  // namespace flashmask

@@ -1,8 +1,8 @@
-// The pre-pass: startend_row_indices -> MaskTiles, on the device; and what deterministic backward derives
-// from them before it starts.
+// The pre-pass: startend_row_indices -> MaskTiles, on the device; and what is derived from them before a main
+// kernel starts.
 #pragma once
 
-#include "common/mask_tiles.cuh"
+#include "common/tile_order.cuh"
 
 namespace flashmask {
 
@@ -15,5 +15,15 @@ cudaError_t launch_mask_prepass(const Mask& mask, const Shape& shape, const Mask
 // row.
 cudaError_t launch_heads_choice(const MaskTiles& mask, const Shape& shape, int block_m, int64_t row_bytes,
                                 int32_t* heads_in_turns, cudaStream_t stream);
+
+// Write what `order` points at, if anything: of every mask plane the row (column) tiles, those that visit
+// most column (row) tiles first, equals as they come without an order; and how many heads take turns. `mask`
+// is filled by the pre-pass; in the test modes too what production would visit counts. `key_bytes` is what
+// the row tiles of a query head share of a key, `row_bytes` what the column tiles of a key head share of a
+// query row (of all its query heads).
+cudaError_t launch_row_order(const MaskTiles& mask, const Shape& shape, int block_m, int64_t key_bytes,
+                             const TileOrder& order, cudaStream_t stream);
+cudaError_t launch_column_order(const MaskTiles& mask, const Shape& shape, int block_m, int64_t row_bytes,
+                                const TileOrder& order, cudaStream_t stream);
 
 }  // namespace flashmask

@@ -50,14 +50,22 @@ class RowRuns {
 
   // How many of `row_tiles` are visited.
   __device__ __forceinline__ int count(int row_tiles) const {
-    int visited = 0, behind = 0;  // all before `behind` are counted
+    int visited = 0;
+    for_each_visited_run(row_tiles, [&](int begin, int end) { visited += end - begin; });
+    return visited;
+  }
+
+  // Calls use(begin, end) for each run of visited row tiles, ascending.
+  template <class Use>
+  __device__ __forceinline__ void for_each_visited_run(int row_tiles, Use use) const {
+    int behind = 0;  // all before it are seen to
 #pragma unroll
     for (int s = 0; s < kMaxSlots; ++s) {
       if (hidden_[s].begin >= hidden_[s].end) continue;
-      visited += max(0, hidden_[s].begin - behind);
+      if (hidden_[s].begin > behind) use(behind, hidden_[s].begin);
       behind = max(behind, hidden_[s].end);
     }
-    return visited + max(0, row_tiles - behind);
+    if (row_tiles > behind) use(behind, row_tiles);
   }
 
   // Bit s: slot s may mask elements of this row tile; with the further bits of TileVisit.

@@ -3,7 +3,7 @@
 
 #include <cuda.h>
 
-#include "common/mask_tiles.cuh"
+#include "common/tile_order.cuh"
 #include "sm80/backward_rows.cuh"
 
 namespace flashmask::sm90 {
@@ -41,9 +41,9 @@ struct BackwardArguments {
                      // is done
   int32_t* visitors;  // [Bm, Hm, row_tiles]: column tiles that visit; see DqFinisher
   int column_tiles;
-  int work_count;                 // column_tiles * Hk * B
-  int* ticket;                    // zeroed; the number of the column tile that a persistent block takes next
-  const int32_t* heads_in_turns;  // see BlockPlace; null: free order
+  int work_count;   // column_tiles * Hk * B
+  int* ticket;      // zeroed; the number of the column tile that a persistent block takes next
+  TileOrder order;  // see BlockPlace
 };
 
 }  // namespace flashmask::sm90

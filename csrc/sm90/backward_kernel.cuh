@@ -149,8 +149,7 @@ class RowProducer {
     if constexpr (Config::kPersistent) number = smem_.first;
     bool more = false;
     do {
-      smem_.next =
-          BlockPlace(arguments_.params.shape, arguments_.column_tiles, arguments_.heads_in_turns, number);
+      smem_.next = BlockPlace(arguments_.params.shape, arguments_.column_tiles, arguments_.order, number);
       load_column_tile();
       if constexpr (Config::kPersistent) {
         number = atomicAdd(arguments_.ticket, 1);  // late, so that who is done first takes the next

@@ -14,7 +14,7 @@ namespace flashmask::sm90 {
 
 // Offsets into the workspace, in bytes.
 struct BackwardPlan {
-  int64_t mask, lse, delta, empty, heads, visitors, dq, turns, ticket, total;
+  int64_t mask, lse, delta, empty, order, visitors, dq, turns, ticket, total;
 };
 
 template <class Config>
@@ -29,7 +29,10 @@ BackwardPlan plan_backward(const BackwardParams& params) {
   plan.lse = parts.reserve(tiles * Config::kBlockM * 4);
   plan.delta = parts.reserve(tiles * Config::kBlockM * 4);
   plan.empty = parts.reserve(tiles * 4);
-  plan.heads = parts.reserve(Config::kDeterministic ? 4 : 0);
+  plan.order =
+      parts.reserve(Config::kDeterministic ? 4  // heads_in_turns alone
+                                           : tile_order_bytes(mask, shape, shape.heads_k,
+                                                              ceil_div(shape.seqlen_k, Config::kBlockN)));
   const bool wants_dq = params.dq.data != nullptr;
   plan.visitors = parts.reserve(Config::kFinishes ? mask.batch * mask.heads * row_tiles * 4 : 0);
   plan.dq = parts.reserve(wants_dq ? tiles * DqWorkspace<Config>::kTileFloats * 4 : 0);
@@ -110,13 +113,18 @@ cudaError_t launch_backward(const BackwardParams& params) {
   }
   error = launch_mask_prepass(mask, shape, arguments.mask, stream);
   if (error != cudaSuccess) return error;
+  const int64_t row_bytes = 2 * (shape.head_dim + shape.head_dim_v) + 4 * Config::kHeadDim;  // Q, dO; dQ
   if constexpr (Config::kDeterministic) {
-    auto* heads = reinterpret_cast<int32_t*>(workspace + plan.heads);
-    const int64_t row_bytes = 2 * (shape.head_dim + shape.head_dim_v) + 4 * Config::kHeadDim;  // Q, dO; dQ
+    auto* heads = reinterpret_cast<int32_t*>(workspace + plan.order);
     error = launch_heads_choice(arguments.mask, shape, Config::kBlockM, row_bytes, heads, stream);
-    if (error != cudaSuccess) return error;
-    arguments.heads_in_turns = heads;
+    arguments.order.heads_in_turns = heads;
+  } else {
+    arguments.order =
+        carve_tile_order(mask, shape, shape.heads_k, arguments.column_tiles, workspace + plan.order);
+    error = launch_column_order(arguments.mask, shape, Config::kBlockM,
+                                shape.heads_q / shape.heads_k * row_bytes, arguments.order, stream);
   }
+  if (error != cudaSuccess) return error;
   const int64_t cleared = Config::kFirstStores ? plan.turns : plan.dq;  // dQ and the turns lie side by side
   if (plan.total > cleared) {
     error = cudaMemsetAsync(workspace + cleared, 0, plan.total - cleared, stream);

@@ -8,6 +8,7 @@
 
 #include "common/mask_fragment.cuh"
 #include "common/softmax.cuh"
+#include "common/tile_order.cuh"
 #include "sm90/operand.cuh"
 #include "sm90/ptx.cuh"
 #include "sm90/split_rows.cuh"
@@ -27,18 +28,30 @@ struct ForwardArguments {
   float exponent_scale;  // exponent_scale(softmax_scale)
   bool negated;          // softmax_scale < 0
   SplitArguments split;
+  TileOrder order;  // of row tiles
 };
 
-// Row tiles of a head together, the last, which under causality is the longest, first.
+// A head's row tiles descend, so under causality the longest come first, or come as the order says.
 struct RowTileWork {
   int row_tile;  // -1: no more work
   int head;
   int batch;
 
-  __device__ __forceinline__ RowTileWork(int number, const ForwardArguments& arguments)
-      : row_tile(arguments.row_tiles - 1 - number % arguments.row_tiles),
-        head(number / arguments.row_tiles % arguments.params.shape.heads_q),
-        batch(number / arguments.row_tiles / arguments.params.shape.heads_q) {}
+  __device__ __forceinline__ RowTileWork(int number, const ForwardArguments& arguments) {
+    const Shape& shape = arguments.params.shape;
+    const TileOrder& order = arguments.order;
+    int plane = number / arguments.row_tiles;
+    int rank = number % arguments.row_tiles;
+    if (order.heads_in_turns != nullptr) {
+      const RankInPlane at(number, arguments.row_tiles, static_cast<int>(shape.batch) * shape.heads_q,
+                           __ldg(order.heads_in_turns));
+      plane = at.plane;
+      rank = at.rank;
+    }
+    head = plane % shape.heads_q;
+    batch = plane / shape.heads_q;
+    row_tile = order.tiles != nullptr ? order.tile(batch, head, rank) : arguments.row_tiles - 1 - rank;
+  }
 };
 
 // A split of a row tile. What reads the same part of K and V comes together.

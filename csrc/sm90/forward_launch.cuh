@@ -19,7 +19,7 @@ SplitPlan split_plan_of(const ForwardParams& params) {
 
 // Where things lie in the workspace; the ticket comes first.
 struct ForwardWorkspace {
-  int64_t mask_tiles;
+  int64_t mask_tiles, order;
   int64_t split_lse, split_o;  // SplitArguments
   int64_t bytes;
 };
@@ -34,6 +34,9 @@ ForwardWorkspace plan_workspace(const ForwardParams& params) {
   plan.reserve(sizeof(*ForwardArguments::ticket));
   at.mask_tiles =
       plan.reserve(mask_tiles_bytes(effective_mask(params.mask), shape.seqlen_k, Config::kBlockN));
+  at.order = plan.reserve(Config::kSplit ? 0
+                                         : tile_order_bytes(effective_mask(params.mask), shape, shape.heads_q,
+                                                            ceil_div(shape.seqlen_q, Config::kBlockM)));
   at.split_lse = plan.reserve(parts * sizeof(float));
   at.split_o = plan.reserve(parts * shape.head_dim_v * sizeof(float));
   at.bytes = plan.end();
@@ -70,6 +73,9 @@ cudaError_t launch_forward(const ForwardParams& params) {
   arguments.ticket = reinterpret_cast<unsigned*>(workspace);
   arguments.mask =
       carve_mask_tiles(mask, params.visit, shape.seqlen_k, Config::kBlockN, workspace + at.mask_tiles);
+  if constexpr (!Config::kSplit) {
+    arguments.order = carve_tile_order(mask, shape, shape.heads_q, arguments.row_tiles, workspace + at.order);
+  }
   arguments.exponent_scale = exponent_scale(params.softmax_scale);
   arguments.negated = params.softmax_scale < 0;
   if constexpr (Config::kSplit) {
@@ -102,6 +108,9 @@ cudaError_t launch_forward(const ForwardParams& params) {
   error = cudaMemsetAsync(arguments.ticket, 0, sizeof(*arguments.ticket), stream);
   if (error != cudaSuccess) return error;
   error = launch_mask_prepass(mask, shape, arguments.mask, stream);
+  if (error != cudaSuccess) return error;
+  const int64_t key_bytes = 2 * (shape.head_dim + shape.head_dim_v) * shape.heads_k / shape.heads_q;
+  error = launch_row_order(arguments.mask, shape, Config::kBlockM, key_bytes, arguments.order, stream);
   if (error != cudaSuccess) return error;
 
   int device = 0, multiprocessors = 0;

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from functools import lru_cache
 
 import numpy as np
@@ -21,6 +22,7 @@ from device_problems import (
 )
 from kernel_calls import Options
 
+from paddle_flashmask import masks
 from paddle_flashmask.masks import registry
 
 pytestmark = pytest.mark.gpu
@@ -105,6 +107,33 @@ def test_skipping_changes_no_bit_with_dropout(
         seed, seqlen_q=SEQLEN, head_dim=head_dims[0], head_dim_v=head_dims[1], options=options
     ).with_options(dropout_p=dropout_p, seed_offset=torch.tensor([5, 6]).cuda())
     assert_same_bits(run(kernels, problem.with_options(visit="all")), run(kernels, problem), "all")
+
+
+# The order of the work.
+
+
+@pytest.mark.parametrize("kernels", ["sm90"], indirect=True)
+@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+def test_longest_first_changes_no_bit(kernels: Kernels, seed: int, head_dim: int, per_head: bool) -> None:
+    """One sample's tiles come longest first, 30 samples' by position (csrc/common/tile_order.cuh)."""
+    lengths = [300, 100, 700, 50, 450]
+    documents = [masks.document(lengths[i % 5 :] + lengths[: i % 5]) for i in range(16 if per_head else 1)]
+    indices, causal = masks.ColumnMask.stack_heads(documents).to_startend_row_indices()
+    many = make_problem(
+        seed,
+        batch=30,
+        seqlen_q=1600,
+        heads_q=16,
+        head_dim=head_dim,
+        options=Options(indices=torch.from_numpy(indices).cuda(), causal=causal),
+    )
+    assert many.dlse is not None
+    first = {name: getattr(many, name)[:1] for name in ("q", "k", "v", "dout", "dlse")}
+    expected = run(kernels, many)
+    del expected["dq"]  # its sums have no order
+    alone = run(kernels, replace(many, **first))
+    assert_same_bits(alone, {name: values[:1] for name, values in expected.items()}, "one sample")
 
 
 # Determinism.
