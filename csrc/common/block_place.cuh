@@ -10,8 +10,8 @@ namespace flashmask {
 // descend, so that every block waits only for blocks before it, and heads take turns for a reason of their
 // own: where all column tiles visit the same few rows (global tokens, the last of causal blocks) the chain of
 // hand-overs through one head is longer than its share of the work, so it has to pass under the work of other
-// heads; but L2 has to hold what the blocks that run share. choose_heads_in_turns (mask_prepass.cu) weighs
-// the two.
+// heads. How many are in turns is what L2 holds of what the blocks that run share (choose_heads_in_turns in
+// mask_prepass.cu).
 //
 // Any number of heads from 1 on is safe: a head's column tiles descend with the block's number whatever it
 // is. Nor do results depend on it: a row tile's column tiles add in descending order, however many heads run

@@ -1,6 +1,7 @@
 // The pre-pass: startend_row_indices -> MaskTiles. One thread block per group of 32 column tiles of one mask
 // plane. And what else is known from the mask before a main kernel starts: the order in which it takes its
 // tiles, and how many heads take turns.
+#include "common/device.h"
 #include "common/mask_prepass.h"
 #include "common/row_runs.cuh"
 
@@ -231,18 +232,12 @@ __global__ void tile_order_kernel(const __grid_constant__ MaskTiles mask, const 
   }
 }
 
-cudaError_t l2_bytes_of_device(int* bytes) {
-  int device = 0;
-  const cudaError_t error = cudaGetDevice(&device);
-  return error != cudaSuccess ? error : cudaDeviceGetAttribute(bytes, cudaDevAttrL2CacheSize, device);
-}
-
 template <bool kRows>
 cudaError_t launch_tile_order(MaskTiles mask, const Shape& shape, int block_m, int64_t token_bytes,
                               const TileOrder& order, cudaStream_t stream) {
   if (order.tiles == nullptr) return cudaSuccess;
   int l2_bytes = 0;
-  const cudaError_t error = l2_bytes_of_device(&l2_bytes);
+  const cudaError_t error = current_device_attribute(cudaDevAttrL2CacheSize, &l2_bytes);
   if (error != cudaSuccess) return error;
   mask.visit_all = 0;
   const int64_t tiles = kRows ? ceil_div(shape.seqlen_q, block_m) : mask.tile_count;
@@ -266,7 +261,7 @@ cudaError_t launch_mask_prepass(const Mask& mask, const Shape& shape, const Mask
 cudaError_t launch_heads_choice(const MaskTiles& mask, const Shape& shape, int block_m, int64_t row_bytes,
                                 int32_t* heads_in_turns, cudaStream_t stream) {
   int l2_bytes = 0;
-  const cudaError_t error = l2_bytes_of_device(&l2_bytes);
+  const cudaError_t error = current_device_attribute(cudaDevAttrL2CacheSize, &l2_bytes);
   if (error != cudaSuccess) return error;
   heads_choice_kernel<<<1, kChoiceThreads, 0, stream>>>(mask, shape, block_m, row_bytes, l2_bytes,
                                                         heads_in_turns);

@@ -386,7 +386,7 @@ class ColumnConsumer {
         s[0][n][2 * h + 1] = exp2_approx(s[0][n][2 * h + 1] * scale_ - lse[n].y);
       }
     }
-    clear_masked(s, step);
+    clear_masked<Config>(s, arguments_, smem_, rows_.index, step, lane_key());
   }
 
   // P of a lane's two queries h of fragment n, unrounded and rounded.
@@ -432,22 +432,6 @@ class ColumnConsumer {
     }
     fence_async_shared();
     named_barrier_sync(kBothBarrier, 256);
-  }
-
-  __device__ __forceinline__ void clear_masked(Scores& p, const typename Config::Step& step) {
-    const int row0 = step.row + 2 * (thread_ % 4);
-    if constexpr (Config::kDense) {
-      const Shape& shape = arguments_.params.shape;
-      const int head = step.tile / arguments_.rows.tiles % shape.heads_q;
-      clear_by_dense(p, dense_plane(arguments_.mask, shape, smem_.place.batch, head), shape.seqlen_q,
-                     shape.seqlen_k, row0, int64_t{smem_.place.column_tile} * Config::kBlockN + lane_key());
-    } else {
-#pragma unroll 1
-      for (uint32_t touching = step.work & kSlotBits; touching != 0; touching &= touching - 1) {
-        const int slot = __ffs(static_cast<int>(touching)) - 1;
-        clear_by_slot(p, step.work, slot, smem_.slots[rows_.index][slot] + lane_key(), row0);
-      }
-    }
   }
 
   // This consumer's columns of dS to shared memory, and dQ of the row tile before, if there is one; word of

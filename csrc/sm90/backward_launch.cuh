@@ -4,6 +4,7 @@
 
 #include <algorithm>
 
+#include "common/device.h"
 #include "common/kernel_table.h"
 #include "common/mask_prepass.h"
 #include "sm90/backward_kernel.cuh"
@@ -104,10 +105,8 @@ cudaError_t launch_backward(const BackwardParams& params) {
   int blocks = arguments.work_count;
   cudaError_t error = cudaSuccess;
   if constexpr (Config::kPersistent) {
-    int device = 0, multiprocessors = 0;
-    error = cudaGetDevice(&device);
-    if (error == cudaSuccess)
-      error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+    int multiprocessors = 0;
+    error = current_device_attribute(cudaDevAttrMultiProcessorCount, &multiprocessors);
     if (error != cudaSuccess) return error;
     blocks = std::min(blocks, multiprocessors);
   }

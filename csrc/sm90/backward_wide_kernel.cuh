@@ -351,25 +351,11 @@ class WideConsumer {
         s[0][n][2 * h + 1] = exp2_approx(s[0][n][2 * h + 1] * scale - lse.y);
       }
     }
-    clear_masked(s, step);
-    round_fragments<Element>(s, p);
-  }
-
-  __device__ __forceinline__ void clear_masked(Scores& p, const Step& step) {
-    const int row0 = step.row + 2 * (thread_ % 4);
-    if constexpr (Config::kDense) {
-      if (step.tile < 0) return;
-      const Shape& shape = arguments_.params.shape;
-      const int head = step.tile / arguments_.rows.tiles % shape.heads_q;
-      clear_by_dense(p, dense_plane(arguments_.mask, shape, smem_.place.batch, head), shape.seqlen_q,
-                     shape.seqlen_k, row0, int64_t{smem_.place.column_tile} * Config::kBlockN + lane_key());
-    } else {
-#pragma unroll 1
-      for (uint32_t touching = step.work & kSlotBits; touching != 0; touching &= touching - 1) {
-        const int slot = __ffs(static_cast<int>(touching)) - 1;
-        clear_by_slot(p, step.work, slot, smem_.slots[rows_.index][slot] + lane_key(), row0);
-      }
+    // Of the entry that ends the list nothing is used.
+    if (!Config::kDense || step.tile >= 0) {
+      clear_masked<Config>(s, arguments_, smem_, rows_.index, step, lane_key());
     }
+    round_fragments<Element>(s, p);
   }
 
   // dS^T = P^T (dP^T - delta) in two parts: what needs no P comes early. (It also has to leave dP's

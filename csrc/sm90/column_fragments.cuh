@@ -5,6 +5,7 @@
 
 #include "common/mask_fragment.cuh"
 #include "common/softmax.cuh"
+#include "sm90/backward_arguments.cuh"
 #include "sm90/ptx.cuh"
 
 namespace flashmask::sm90 {
@@ -78,6 +79,27 @@ __device__ __forceinline__ void clear_by_dense(float (&weights)[1][kM8][4], cons
       const int64_t row = row0 + 8 * n + e % 2, key = key0 + 8 * (e / 2);
       const bool visible = row < seqlen_q && key < seqlen_k && dense[row * seqlen_k + key] != 0;
       if (!visible) weights[0][n][e] = 0.f;
+    }
+  }
+}
+
+// Puts the weights of a step to 0 that the mask hides. `stage` holds its slots, `lane_key` is this lane's
+// first key within the column tile.
+template <class Config, int kM8>
+__device__ __forceinline__ void clear_masked(float (&weights)[1][kM8][4], const BackwardArguments& arguments,
+                                             const typename Config::Smem& smem, int stage,
+                                             const typename Config::Step& step, int lane_key) {
+  const int row0 = step.row + 2 * (threadIdx.x % 4);
+  if constexpr (Config::kDense) {
+    const Shape& shape = arguments.params.shape;
+    const int head = step.tile / arguments.rows.tiles % shape.heads_q;
+    clear_by_dense(weights, dense_plane(arguments.mask, shape, smem.place.batch, head), shape.seqlen_q,
+                   shape.seqlen_k, row0, int64_t{smem.place.column_tile} * Config::kBlockN + lane_key);
+  } else {
+#pragma unroll 1
+    for (uint32_t touching = step.work & kSlotBits; touching != 0; touching &= touching - 1) {
+      const int slot = __ffs(static_cast<int>(touching)) - 1;
+      clear_by_slot(weights, step.work, slot, smem.slots[stage][slot] + lane_key, row0);
     }
   }
 }

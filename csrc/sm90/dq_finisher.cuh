@@ -106,15 +106,7 @@ class DqFinisher {
         }
       }
       fence_async_global();
-      constexpr int kBytes = Workspace::kTileFloats * static_cast<int>(sizeof(float));
-      float* part = arguments_.dq + int64_t{step.tile} * Workspace::kTileFloats;
-      if (first) {
-        bulk_store(part, smem_.dq[0], kBytes);
-      } else {
-        bulk_reduce_add(part, smem_.dq[0], kBytes);
-      }
-      bulk_commit();
-      bulk_wait_read();
+      take_away_dq<Config>(arguments_, smem_, step.tile, first);
     }
     smem_.dq_empty.arrive();
     stage.advance();
@@ -123,10 +115,9 @@ class DqFinisher {
     atomicExch(&smem_.taking, 0);
     if (!wanted) return false;
     bulk_wait();
-    int32_t done;
-    asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(done) : "l"(counters + 1) : "memory");
     const bool last =
-        done + 1 == arguments_.visitors[plane_of(step) * arguments_.rows.tiles + step.row / Config::kBlockM];
+        count_done(counters + 1) + 1 ==
+        arguments_.visitors[plane_of(step) * arguments_.rows.tiles + step.row / Config::kBlockM];
     if (Config::kDeterministic && !last) pass_turn(counters, step.column_tile);
     return last;
   }

@@ -40,6 +40,23 @@ class TurnFinder {
   int near_plane_ = -1, near_tile_ = -1;
 };
 
+// Copies dQ of a row tile to the workspace, stored if it is the first there, else added; returns when shared
+// memory has been read.
+template <class Config>
+__device__ __forceinline__ void take_away_dq(const BackwardArguments& arguments,
+                                             const typename Config::Smem& smem, int row_tile, bool first) {
+  constexpr int kFloats = DqWorkspace<Config>::kTileFloats;
+  constexpr int kBytes = kFloats * static_cast<int>(sizeof(float));
+  float* part = arguments.dq + int64_t{row_tile} * kFloats;
+  if (Config::kFirstStores && first) {
+    bulk_store(part, smem.dq[0], kBytes);
+  } else {
+    bulk_reduce_add(part, smem.dq[0], kBytes);
+  }
+  bulk_commit();
+  bulk_wait_read();
+}
+
 // A warp that adds the dQ of every kWriters-th step to the workspace, both consumers' at once. Adding takes
 // longer than a step in deterministic order, though little of it is work: the look for the predecessor, the
 // wait for its turn, the copy, its completion, the release of the turn. Several warps have several steps'
@@ -98,15 +115,7 @@ class DqWriter {
     smem_.dq_full[writer_].wait(parity);
     if (!Config::kDeterministic && Config::kFirstStores && wanted && !stored) first = is_first(counter);
     if (wanted) {
-      constexpr int kBytes = DqWorkspace<Config>::kTileFloats * static_cast<int>(sizeof(float));
-      float* part = arguments_.dq + int64_t{step.tile} * DqWorkspace<Config>::kTileFloats;
-      if (Config::kFirstStores && first) {
-        bulk_store(part, smem_.dq[0], kBytes);
-      } else {
-        bulk_reduce_add(part, smem_.dq[0], kBytes);
-      }
-      bulk_commit();
-      bulk_wait_read();
+      take_away_dq<Config>(arguments_, smem_, step.tile, first);
     }
     smem_.dq_empty.arrive();
     if (Config::kDeterministic && wanted) {

@@ -3,6 +3,7 @@
 
 #include <algorithm>
 
+#include "common/device.h"
 #include "common/kernel_table.h"
 #include "common/mask_prepass.h"
 #include "common/merge_splits.h"
@@ -113,10 +114,8 @@ cudaError_t launch_forward(const ForwardParams& params) {
   error = launch_row_order(arguments.mask, shape, Config::kBlockM, key_bytes, arguments.order, stream);
   if (error != cudaSuccess) return error;
 
-  int device = 0, multiprocessors = 0;
-  error = cudaGetDevice(&device);
-  if (error != cudaSuccess) return error;
-  error = cudaDeviceGetAttribute(&multiprocessors, cudaDevAttrMultiProcessorCount, device);
+  int multiprocessors = 0;
+  error = current_device_attribute(cudaDevAttrMultiProcessorCount, &multiprocessors);
   if (error != cudaSuccess) return error;
   constexpr int kSmemBytes = sizeof(typename Config::Smem);
   error =

@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cells import PEER_NAMES, ROOT, Case, Row, read_rows
-from prepare import prepare, share_compiled
+from prepare import add_prepare_argument, prepare, share_compiled
 from provenance import recorded_command
 from report import cards, provenance
 from results import Results, length_name, markdown_table
@@ -53,14 +53,7 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     parser.add_argument("--csv", type=Path, default=ROOT / "docs" / "results" / "inference.csv")
     parser.add_argument("--markdown", type=Path, help="default: the CSV file's name, .md")
     parser.add_argument("--commit", help="recorded with the rows; by default git is asked")
-    parser.add_argument(
-        "--prepare",
-        type=int,
-        nargs="?",
-        const=0,
-        metavar="N",
-        help="let FlexAttention compile in N processes (by default as many as fit), and measure nothing",
-    )
+    add_prepare_argument(parser)
     parser.add_argument("--report-only", action="store_true", help="measure nothing")
     arguments = parser.parse_args()
     command = recorded_command("inference.py", parser, arguments)

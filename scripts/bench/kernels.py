@@ -53,7 +53,7 @@ from cells import (
     search_case,
 )
 from paper_data import PUBLISHED
-from prepare import prepare, share_compiled
+from prepare import add_prepare_argument, prepare, share_compiled
 from provenance import recorded_command, with_figures
 
 QUICK_SECONDS = 0.25
@@ -100,14 +100,7 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     parser.add_argument("--csv", type=Path, help="default: docs/results/kernels_<kernels>.csv")
     parser.add_argument("--resume", action="store_true", help="leave out what the CSV file has")
     parser.add_argument("--commit", help="recorded with the rows; by default git is asked")
-    parser.add_argument(
-        "--prepare",
-        type=int,
-        nargs="?",
-        const=0,
-        metavar="N",
-        help="let the peers compile in N processes (by default as many as fit), and measure nothing",
-    )
+    add_prepare_argument(parser)
     parser.add_argument("--report-only", action="store_true", help="measure nothing")
     parser.add_argument("--markdown", type=Path, help="write everything in the CSV file to this document")
     parser.add_argument("--charts", type=Path, help="draw bar charts of the CSV file into this folder")

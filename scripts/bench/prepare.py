@@ -6,6 +6,7 @@ compilation fails, or takes its process down, is named, and the others go on.
 
 from __future__ import annotations
 
+import argparse
 import gc
 import multiprocessing
 import os
@@ -31,6 +32,18 @@ def share_compiled() -> None:
     """Let what this process and others compile be found by each other; call it before torch is imported."""
     os.environ.setdefault("FLASH_ATTENTION_CUTE_DSL_CACHE_ENABLED", "1")
     os.environ.setdefault("TORCHINDUCTOR_COMPILE_THREADS", "1")  # no pool: each kernel is waited for anyway
+
+
+def add_prepare_argument(parser: argparse.ArgumentParser) -> None:
+    """Add ``--prepare [N]``: None where it is not given, 0 where N is not."""
+    parser.add_argument(
+        "--prepare",
+        type=int,
+        nargs="?",
+        const=0,
+        metavar="N",
+        help="let the peers compile in N processes (by default as many as fit), and measure nothing",
+    )
 
 
 def prepare(cases: Sequence[Case], peers: Sequence[str], workers: int, *, backward: bool) -> None:
