@@ -81,13 +81,6 @@ inline __device__ int32_t load_acquire(const int32_t* counter) {
   return seen;
 }
 
-// Counts one more that is done; how many were before. Carries along what they did, and what this thread did.
-inline __device__ int32_t count_done(int32_t* counter) {
-  int32_t before;
-  asm volatile("atom.acq_rel.gpu.global.add.s32 %0, [%1], 1;" : "=r"(before) : "l"(counter) : "memory");
-  return before;
-}
-
 // Returns when it is this block's turn to add. Called by one thread that will add by asynchronous copies:
 // they go another way than additions from registers, so the counter is acquired, for a fence to carry over.
 inline __device__ void acquire_turn(const int32_t* turn, int32_t expected) {

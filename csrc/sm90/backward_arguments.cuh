@@ -36,10 +36,9 @@ struct BackwardArguments {
   MaskTiles mask;
   sm80::RowStatistics rows;
   float* dq;         // fp32 workspace, see DqWorkspace
-  int32_t* dq_turn;  // [B, Hq, row_tiles, Config::kTurns], zeroed: in deterministic mode who has added last,
-                     // else, where the first stores, whether it has; DqFinisher counts there who came and who
-                     // is done
-  int32_t* visitors;  // [Bm, Hm, row_tiles]: column tiles that visit; see DqFinisher
+  int32_t* dq_turn;  // zeroed. [B, Hq, row_tiles], in the wide kernel [B, Hq, row_tiles, consumers]: in
+                     // deterministic mode who has added last. Else [consumers, B, Hq, row_tiles]: see
+                     // PartWriter
   int column_tiles;
   int work_count;   // column_tiles * Hk * B
   int* ticket;      // zeroed; the number of the column tile that a persistent block takes next

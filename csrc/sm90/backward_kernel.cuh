@@ -13,7 +13,7 @@
 #include "common/softmax.cuh"
 #include "sm90/backward_arguments.cuh"
 #include "sm90/column_fragments.cuh"
-#include "sm90/dq_finisher.cuh"
+#include "sm90/dq_writer.cuh"
 #include "sm90/forward_kernel.cuh"
 #include "sm90/operand.cuh"
 #include "sm90/ptx.cuh"
@@ -25,40 +25,32 @@ namespace flashmask::sm90 {
 template <class Config>
 class ColumnConsumer;
 
-template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kStages_, int kDqWay_,
-          int kPersistent_, int kSkipsParts_, int kLateDq_, bool kDeterministic_, bool kDense_>
+template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kQStages_, bool kDeterministic_,
+          bool kDense_>
 struct BackwardConfig {
   using Element = Element_;
   using Consumer = ColumnConsumer<BackwardConfig>;
-  static constexpr bool kByParts = kDqWay_ == 3 && !kDeterministic_;  // each consumer's dQ leaves by itself
-  using Helper = std::conditional_t<
-      kByParts, PartWriter<BackwardConfig>,
-      std::conditional_t<kDqWay_ == 2, DqFinisher<BackwardConfig>, DqWriter<BackwardConfig>>>;
+  using Helper = std::conditional_t<kDeterministic_, DqWriter<BackwardConfig>, PartWriter<BackwardConfig>>;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kHeadDimV = kHeadDimV_;
   static constexpr int kConsumers = 2;
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kBlockN = 64 * kConsumers;
-  static constexpr int kStages = kStages_;           // of Q and dO
-  static constexpr bool kPersistent = kPersistent_;  // a block takes column tiles until none is left
-  // A consumer all of whose keys are masked in a row tile computes nothing of it.
-  static constexpr bool kSkipsParts = kSkipsParts_ && !kDense_;
-  // dQ starts behind dS, not under it, and leaves its registers to P, which dS takes unrounded then.
-  static constexpr bool kLateDq = kLateDq_;
-  // Which ends of a row tile's dQ the block sees to: the first to come stores, so that nobody clears the
-  // workspace; the last converts, so that nobody reads it again.
-  static constexpr bool kFirstStores = kDqWay_ == 1 || kDqWay_ == 2, kFinishes = kDqWay_ == 2;
-  static constexpr bool kDeterministic = kDeterministic_;                // dQ is added in a fixed order
-  static constexpr int kWriters = kDeterministic && !kFinishes ? 3 : 2;  // of a step's dQ, by turns
+  static constexpr int kQStages = kQStages_;  // of Q and what comes with it
+  static constexpr int kStages = 2;           // of dO and what comes with it, and of dS
+  static constexpr bool kPersistent = true;   // a block takes column tiles until none is left
+  static constexpr bool kFirstStores = true;  // of those that come to a row tile's dQ, so nobody clears it
+  static constexpr bool kDeterministic = kDeterministic_;  // dQ is added in a fixed order
+  static constexpr int kWriters = kDeterministic ? 3 : 2;  // of dQ: by turns, else one for each consumer
   static constexpr bool kDense = kDense_;
   static constexpr bool kDropout = false;
   static constexpr int kThreads = 128 * (1 + kConsumers);
-  static constexpr int kHelpers = kFinishes ? 3 : kWriters;
-  static constexpr int kTurns = kFinishes ? 2 : 1;  // counters of a row tile
+  static constexpr int kHelpers = kWriters;
+  static constexpr int kTurns = kDeterministic ? 1 : kConsumers;  // counters of a row tile
   // The consumers divide the rows of dQ where there are 128, else its head dims.
   static constexpr bool kDqByRows = kBlockM == 128;
   static constexpr int kDqColumns = kDqByRows ? kHeadDim : kHeadDim / kConsumers;  // of a consumer
-  static_assert(kStages == 2, "dS has as many buffers, and the one before is the other");
+  static_assert(kQStages >= 2, "Q of the next row tile comes while this one's is read");
   static_assert(kWriters <= 3, "the producer leaves three warps to spare");
   static_assert(kBlockM == 64 || kBlockM == 128, "a consumer's part of dQ has a warpgroup's 64 rows");
   static_assert(kDqColumns == 32 || kDqColumns % 64 == 0,
@@ -85,38 +77,46 @@ struct BackwardConfig {
     int column_tile;  // whose dQ it is
   };
 
+  // A consumer's part of a row tile's dQ that has come; tile -1: no more.
+  struct Part {
+    int tile;
+    int next;  // whose will come after it; -1: not known
+  };
+
   struct alignas(1024) Smem {
     char k[KTile::kBytes];
     char v[VTile::kBytes];  // dV passes through here at the end
-    char q[kStages][QTile::kBytes];
+    char q[kQStages][QTile::kBytes];
     char dout[kStages][DoTile::kBytes];
     char ds[kStages][DsTile::kBytes];                    // and dK here
     alignas(128) float dq[kConsumers][64 * kDqColumns];  // as DqWorkspace lays it out
-    alignas(128) float lse[kStages][kBlockM];
+    alignas(128) float lse[kQStages][kBlockM];
     alignas(128) float delta[kStages][kBlockM];
     alignas(128) Slot slots[kStages][kMaxSlots][kBlockN];
-    Step steps[kStages];
+    Step steps[kQStages];
     BlockPlace place;                // of the column tile whose K and V are here or on their way
     Departure departures[kWriters];  // the next that a writer sees to
     BlockPlace next;  // of the column tile being fetched, and its row tiles: the producer's, which
     RowRuns runs;     // has no registers for them
     NearTiles near[kHelpers];
-    int part_tiles[kConsumers];  // the row tile of a consumer's dQ; -1: no more
-    Barrier part_full[kConsumers], part_empty[kConsumers];
-    int first;                  // persistent: number of the block's first column tile
-    int taking;                 // whether a helper is taking a step's dQ
-    Stage<kWriters> departure;  // that is taken next
+    Part parts[kConsumers];
+    int number;  // of the column tile that the block takes next
     Barrier kv_full, kv_empty;
-    Barrier rows_full[kStages], rows_empty[kStages], ds_full[kStages];
+    Barrier q_full[kQStages], q_empty[kQStages], dout_full[kStages], dout_empty[kStages], ds_full[kStages];
     Barrier departures_full[kWriters], departures_empty[kWriters], dq_full[kWriters];
     Barrier dq_empty;
+    Barrier part_full[kConsumers], part_empty[kConsumers];
 
     __device__ __forceinline__ void init_barriers() {
       kv_full.init(1);
       kv_empty.init(kConsumers);
+      for (int stage = 0; stage < kQStages; ++stage) {
+        q_full[stage].init(1);
+        q_empty[stage].init(4 * kConsumers);
+      }
       for (int stage = 0; stage < kStages; ++stage) {
-        rows_full[stage].init(1);
-        rows_empty[stage].init(4 * kConsumers);
+        dout_full[stage].init(1);
+        dout_empty[stage].init(4 * kConsumers);
         ds_full[stage].init(4 * kConsumers);
       }
       for (int writer = 0; writer < kWriters; ++writer) {
@@ -129,8 +129,6 @@ struct BackwardConfig {
         part_full[group].init(4);
         part_empty[group].init(1);
       }
-      taking = 0;
-      departure = {};
     }
   };
   static_assert(KTile::kBytes <= kStages * DsTile::kBytes, "dK passes through the places of dS");
@@ -164,9 +162,9 @@ class ColumnConsumer {
     if (group_ == 1) named_barrier_arrive(kTurnBarrier, 256);  // the first turn is the other's
     while (consume_columns()) {
     }
-    if constexpr (Config::kByParts) {
+    if constexpr (!Config::kDeterministic) {
       smem_.part_empty[group_].wait(rows_.index ^ taken_ ^ 1);
-      announce_part(-1);
+      announce_part(-1, -1);
     }
   }
 
@@ -183,8 +181,8 @@ class ColumnConsumer {
   }
 
   __device__ __forceinline__ typename Config::Step next_step() {
-    smem_.rows_full[rows_.index].wait(rows_.parity);
-    return smem_.steps[rows_.index];
+    smem_.q_full[q_.index].wait(q_.parity);
+    return smem_.steps[q_.index];
   }
 
   // A column tile; whether another follows.
@@ -196,10 +194,11 @@ class ColumnConsumer {
     typename Config::Step step = next_step();
     for (; step.tile >= 0; step = next_step()) {
       consume(step);
+      q_.advance();
       rows_.advance();
     }
-    if constexpr (Config::kPersistent)
-      release(smem_.rows_empty[rows_.index]);  // the entry that ends the list
+    release(smem_.q_empty[q_.index]);  // the entry that ends the list
+    release(smem_.dout_empty[rows_.index]);
     place_ = smem_.place;
     DqPart dq;
     multiply_dq(dq);  // without any row tile of nothing, and dropped
@@ -207,22 +206,21 @@ class ColumnConsumer {
     wgmma_wait<0>();
     pin(flat(dq));
     named_barrier_sync(kBothBarrier, 256);  // nobody reads K or dS any more
-    if (Config::kPersistent && thread_ == 0) {
+    if (thread_ == 0) {
       bulk_wait_read();         // nor dV
       smem_.kv_empty.arrive();  // the next K and V come while dQ and dK leave
     }
-    if (dq_tile_ >= 0) hand_over_dq(dq);
+    if (dq_tile_ >= 0) hand_over_dq(dq, -1);
     if (arguments_.params.dk.data != nullptr) {
       store<typename Config::KTile>(dk_, smem_.ds[0], &arguments_.dk,
                                     static_cast<float>(arguments_.params.softmax_scale));
     }
-    if (thread_ == 0) bulk_wait_read();  // the block's shared memory must outlive its copies
-    if constexpr (Config::kPersistent) {
-      release(smem_.ds_full[rows_.index]);  // as every entry does, and here: nobody reads what lies there
-      rows_.advance();
-      taken_ ^= 1;
-    }
-    return Config::kPersistent && step.row != 0;
+    if (thread_ == 0) bulk_wait_read();   // the block's shared memory must outlive its copies
+    release(smem_.ds_full[rows_.index]);  // as every entry does, and here: nobody reads what lies there
+    q_.advance();
+    rows_.advance();
+    taken_ ^= 1;
+    return step.row != 0;
   }
 
   // One row tile. dP is in flight under the exponentials, dV and dQ of the row tile before under dS, dK under
@@ -230,17 +228,12 @@ class ColumnConsumer {
   __device__ __forceinline__ void consume(const typename Config::Step& step) {
     const int stage = rows_.index;
     if (step.work & Config::kEmptyRows) clear_empty_rows(stage);
-    if constexpr (Config::kSkipsParts) {
-      if (sees_no_key(step)) {
-        pass_over(step);
-        return;
-      }
-    }
     // Before the products: they leave loads next to nothing of shared memory's bandwidth.
     Statistics lse, delta;
-    load_statistics(lse, smem_.lse[stage]);
+    load_statistics(lse, smem_.lse[q_.index]);
     Scores s, dp;
     multiply_scores(s);
+    smem_.dout_full[stage].wait(rows_.parity);
     multiply_dp(dp);
     named_barrier_sync(kTurnBarrier + group_, 256);
     wgmma_wait<1>();
@@ -253,65 +246,28 @@ class ColumnConsumer {
     load_statistics(delta, smem_.delta[stage]);
     multiply_rows<DvProduct, typename Config::DoTile>(dv_, p, smem_.dout[stage]);
     DqPart dq;  // in the first row tile of nothing, and dropped
-    if constexpr (Config::kLateDq) {
-      wgmma_wait_behind<1>(settled(p));
-      pin(flat(dp));
-      differentiate(s, delta, dp);
-      round_fragments<Element>(dp, ds);
-      multiply_dq(dq);
-      multiply_rows<DkProduct, typename Config::QTile>(dk_, ds, smem_.q[stage]);
-      wgmma_wait<1>();
-    } else {
-      multiply_dq(dq);
-      wgmma_wait_behind<2>(settled(p));
-      pin(flat(dp));
-      differentiate(p, delta, dp);
-      round_fragments<Element>(dp, ds);
-      wgmma_wait_behind<0>(settled(ds));
-      multiply_rows<DkProduct, typename Config::QTile>(dk_, ds, smem_.q[stage]);
-    }
+    multiply_dq(dq);
+    wgmma_wait_behind<2>(settled(p));
+    pin(flat(dp));
+    differentiate(p, delta, dp);
+    round_fragments<Element>(dp, ds);
+    wgmma_wait_behind<0>(settled(ds));
+    multiply_rows<DkProduct, typename Config::QTile>(dk_, ds, smem_.q[q_.index]);
     pin(flat(dv_));
     pin(flat(dq));
-    hand_over(ds, dq);
+    release(smem_.dout_empty[stage]);
+    hand_over(ds, dq, step.tile);
     dq_tile_ = step.tile;
     wgmma_wait<0>();
     pin(flat(dk_));
-    release(smem_.rows_empty[stage]);
-  }
-
-  // Whether one interval of each of this consumer's keys masks the whole row tile.
-  __device__ __forceinline__ bool sees_no_key(const typename Config::Step& step) const {
-    if ((step.work & kSlotBits) == 0) return false;
-    const int key = group_ * 64 + thread_ % 64;
-    const int row_end = min(static_cast<int>(arguments_.params.shape.seqlen_q), step.row + Config::kBlockM);
-    bool masked = false;
-#pragma unroll 1
-    for (uint32_t touching = step.work & kSlotBits; touching != 0; touching &= touching - 1) {
-      const Slot slot = smem_.slots[rows_.index][__ffs(static_cast<int>(touching)) - 1][key];
-      masked |= slot.start <= step.row && slot.end >= row_end;
-    }
-    return named_barrier_all(kGroupBarrier + group_, 128, masked);
-  }
-
-  // A row tile of which this consumer sees no key: dS = 0, and dQ of the row tile before.
-  __device__ __forceinline__ void pass_over(const typename Config::Step& step) {
-    named_barrier_sync(kTurnBarrier + group_, 256);
-    named_barrier_arrive(kTurnBarrier + (group_ ^ 1), 256);
-    DqPart dq;
-    multiply_dq(dq);
-    wgmma_wait<0>();
-    pin(flat(dq));
-    const Fragments none = {};
-    hand_over(none, dq);
-    dq_tile_ = step.tile;
-    release(smem_.rows_empty[rows_.index]);
+    release(smem_.q_empty[q_.index]);
   }
 
   // The lse or delta of this lane's columns of S^T, loaded here and not where they are used.
-  static __device__ __forceinline__ void load_statistics(Statistics& statistics, const float* rows) {
+  __device__ __forceinline__ void load_statistics(Statistics& statistics, const float* rows) {
 #pragma unroll
     for (int n = 0; n < kM8; ++n) {
-      statistics[n] = load_statistic(rows, n);
+      statistics[n] = load_statistic(rows, n, thread_);
       asm volatile("" : "+f"(statistics[n].x), "+f"(statistics[n].y)::"memory");
     }
   }
@@ -319,7 +275,7 @@ class ColumnConsumer {
   // Starts S^T = K Q^T of the stage at hand.
   __device__ __forceinline__ void multiply_scores(float (&s)[1][kM8][4]) {
     const uint32_t k = Config::KTile::columns_base(shared_address(smem_.k));
-    const uint32_t q = Config::QTile::columns_base(shared_address(smem_.q[rows_.index]));
+    const uint32_t q = Config::QTile::columns_base(shared_address(smem_.q[q_.index]));
     pin(flat(s));
     wgmma_fence();
 #pragma unroll
@@ -386,26 +342,17 @@ class ColumnConsumer {
         s[0][n][2 * h + 1] = exp2_approx(s[0][n][2 * h + 1] * scale_ - lse[n].y);
       }
     }
-    clear_masked<Config>(s, arguments_, smem_, rows_.index, step, lane_key());
-  }
-
-  // P of a lane's two queries h of fragment n, unrounded and rounded.
-  static __device__ __forceinline__ float2 weights_of(const Scores& p, int n, int h) {
-    return {p[0][n][2 * h], p[0][n][2 * h + 1]};
-  }
-  static __device__ __forceinline__ float2 weights_of(const Fragments& p, int n, int h) {
-    return unpack<Element>(p[n / 2][n % 2 * 2 + h]);
+    clear_masked<Config>(s, arguments_, smem_, rows_.index, step, lane_key(), thread_);
   }
 
   // dP^T to dS^T = P^T (dP^T - delta).
-  template <class Weights>
-  static __device__ __forceinline__ void differentiate(const Weights& p, const Statistics& delta,
+  static __device__ __forceinline__ void differentiate(const Fragments& p, const Statistics& delta,
                                                        Scores& dp) {
 #pragma unroll
     for (int n = 0; n < kM8; ++n) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float2 weights = weights_of(p, n, h);
+        const float2 weights = unpack<Element>(p[n / 2][n % 2 * 2 + h]);
         dp[0][n][2 * h] = weights.x * (dp[0][n][2 * h] - delta[n].x);
         dp[0][n][2 * h + 1] = weights.y * (dp[0][n][2 * h + 1] - delta[n].y);
       }
@@ -423,10 +370,11 @@ class ColumnConsumer {
     constexpr int kChunks = Config::kHeadDimV / 8;
     static_assert(128 % kChunks == 0 && Config::kBlockM * kChunks % 256 == 0,
                   "the consumers clear whole rows of dO, all threads as often");
+    smem_.dout_full[stage].wait(rows_.parity);
 #pragma unroll 1
     for (int first = 0; first < Config::kBlockM * kChunks; first += 256) {
       const int row = (first + group_ * 128 + thread_) / kChunks, chunk = thread_ % kChunks;
-      if (smem_.lse[stage][row] == INFINITY) {
+      if (smem_.lse[q_.index][row] == INFINITY) {
         *reinterpret_cast<int4*>(smem_.dout[stage] + Config::DoTile::offset(row, chunk)) = {0, 0, 0, 0};
       }
     }
@@ -436,8 +384,8 @@ class ColumnConsumer {
 
   // This consumer's columns of dS to shared memory, and dQ of the row tile before, if there is one; word of
   // both to those who wait. When the other consumer knows that dS is there it also knows that nobody reads
-  // the dS before any more.
-  __device__ __forceinline__ void hand_over(const Fragments& ds, const DqPart& dq) {
+  // the dS before any more. `tile` is the row tile of dS.
+  __device__ __forceinline__ void hand_over(const Fragments& ds, const DqPart& dq, int tile) {
     const int lane = thread_ % 32;
     const int query = lane / 16 * 8 + lane % 8, chunk = group_ * 8 + thread_ / 32 * 2 + lane / 8 % 2;
     char* place = smem_.ds[rows_.index] + Config::DsTile::offset(query, chunk);
@@ -447,28 +395,25 @@ class ColumnConsumer {
                                 ds[i]);  // the swizzle repeats every 8 rows
     }
     if (dq_tile_ >= 0) {
-      hand_over_dq(dq);
+      hand_over_dq(dq, tile);
     } else {
       fence_async_shared();
     }
     release(smem_.ds_full[rows_.index]);
   }
 
-  // Word to this consumer's writer of a row tile whose dQ is there.
-  __device__ __forceinline__ void announce_part(int tile) {
-    if (thread_ == 0) smem_.part_tiles[group_] = tile;
+  // Word to this consumer's writer of a row tile whose dQ is there, and of the next one.
+  __device__ __forceinline__ void announce_part(int tile, int next) {
+    if (thread_ == 0) smem_.parts[group_] = {tile, next};
     release(smem_.part_full[group_]);
   }
 
   // This consumer's part of dQ of the row tile before to shared memory, as the workspace lays it out, once
-  // the writers have taken away the dQ that lies there.
-  __device__ __forceinline__ void hand_over_dq(const DqPart& dq) {
+  // the writers have taken away the dQ that lies there. `next` is the row tile after it, -1 if not known.
+  __device__ __forceinline__ void hand_over_dq(const DqPart& dq, int next) {
     // The phases are row tiles, as those of a stage of two but for the entries that end column tiles.
-    if constexpr (Config::kByParts) {
-      smem_.part_empty[group_].wait(rows_.index ^ taken_);
-    } else {
-      smem_.dq_empty.wait(rows_.index ^ taken_);
-    }
+    Barrier& empty = Config::kDeterministic ? smem_.dq_empty : smem_.part_empty[group_];
+    empty.wait(rows_.index ^ taken_);
 #pragma unroll
     for (int n = 0; n < kDq8; ++n) {
       *reinterpret_cast<float4*>(smem_.dq[group_] + DqWorkspace<Config>::fragment_offset(thread_ / 32, 0, n) +
@@ -476,11 +421,11 @@ class ColumnConsumer {
           make_float4(dq[0][n][0], dq[0][n][1], dq[0][n][2], dq[0][n][3]);
     }
     fence_async_shared();
-    if constexpr (Config::kByParts) {
-      announce_part(dq_tile_);
-    } else {
+    if constexpr (Config::kDeterministic) {
       release(smem_.dq_full[writer_.index]);
       writer_.advance();
+    } else {
+      announce_part(dq_tile_, next);
     }
   }
 
@@ -522,7 +467,8 @@ class ColumnConsumer {
   int group_;
   int thread_;
   float scale_;
-  Stage<Config::kStages> rows_;
+  Stage<Config::kQStages> q_;    // of Q, lse and the entry of the ring
+  Stage<Config::kStages> rows_;  // of dO, delta, slots and dS
   Stage<Config::kWriters> writer_;
   BlockPlace place_;  // of the column tile at hand, when its row tiles are done
   int taken_ = 0;     // column tiles before it, modulo 2
@@ -541,7 +487,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (threadIdx.x == 0) {
     smem.init_barriers();
     fence_barrier_init();
-    if constexpr (Config::kPersistent) smem.first = atomicAdd(arguments.ticket, 1);
+    if constexpr (Config::kPersistent) smem.number = atomicAdd(arguments.ticket, 1);
   } else if (threadIdx.x == 32) {
     prefetch_descriptor(&arguments.k);
     prefetch_descriptor(&arguments.v);
@@ -550,18 +496,21 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
   __syncthreads();
   if constexpr (Config::kPersistent) {
-    if (smem.first >= arguments.work_count) return;
+    if (smem.number >= arguments.work_count) return;
   }
   if (warp < 4) {
     shrink_registers<24>();
     if (warp == 0) {
-      if (threadIdx.x == 0) RowProducer<Config>(arguments, smem).run();
+      RowProducer<Config>(arguments, smem, threadIdx.x).run();
     } else if (warp <= Config::kHelpers) {
       typename Config::Helper(arguments, smem, warp - 1, threadIdx.x % 32).run();
     }
   } else {
     grow_registers<240>();
-    typename Config::Consumer(arguments, smem, warp / 4 - 1, threadIdx.x % 128).run();
+    // Through a shuffle, or ptxas reads threadIdx anew in every step, behind all that shared memory has to
+    // do.
+    const int thread = __shfl_sync(~0u, static_cast<int>(threadIdx.x % 128), threadIdx.x % 32);
+    typename Config::Consumer(arguments, smem, warp / 4 - 1, thread).run();
   }
 }
 

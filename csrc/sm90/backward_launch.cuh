@@ -15,7 +15,7 @@ namespace flashmask::sm90 {
 
 // Offsets into the workspace, in bytes.
 struct BackwardPlan {
-  int64_t mask, lse, delta, empty, order, visitors, dq, turns, ticket, total;
+  int64_t mask, lse, delta, empty, order, dq, turns, ticket, total;
 };
 
 template <class Config>
@@ -35,7 +35,6 @@ BackwardPlan plan_backward(const BackwardParams& params) {
                                            : tile_order_bytes(mask, shape, shape.heads_k,
                                                               ceil_div(shape.seqlen_k, Config::kBlockN)));
   const bool wants_dq = params.dq.data != nullptr;
-  plan.visitors = parts.reserve(Config::kFinishes ? mask.batch * mask.heads * row_tiles * 4 : 0);
   plan.dq = parts.reserve(wants_dq ? tiles * DqWorkspace<Config>::kTileFloats * 4 : 0);
   plan.turns = parts.reserve(
       wants_dq && (Config::kDeterministic || Config::kFirstStores) ? tiles * Config::kTurns * 4 : 0);
@@ -96,7 +95,6 @@ cudaError_t launch_backward(const BackwardParams& params) {
                     static_cast<int>(ceil_div(shape.seqlen_q, Config::kBlockM))};
   arguments.dq = reinterpret_cast<float*>(workspace + plan.dq);
   arguments.dq_turn = reinterpret_cast<int32_t*>(workspace + plan.turns);
-  arguments.visitors = reinterpret_cast<int32_t*>(workspace + plan.visitors);
   arguments.column_tiles = arguments.mask.tile_count;
 
   const auto row_blocks = static_cast<unsigned>(shape.batch * shape.heads_q * arguments.rows.tiles);
@@ -130,13 +128,6 @@ cudaError_t launch_backward(const BackwardParams& params) {
     if (error != cudaSuccess) return error;
   }
   sm80::backward_before_kernel<Config><<<row_blocks, 128, 0, stream>>>(params, arguments.rows);
-  if constexpr (Config::kFinishes) {
-    if (wants_dq) {
-      const auto planes = static_cast<unsigned>(mask.batch * mask.heads * arguments.rows.tiles);
-      count_visitors_kernel<Config>
-          <<<planes, 128, 0, stream>>>(params, arguments.mask, arguments.rows.tiles, arguments.visitors);
-    }
-  }
   error = encode_tensor_maps<Config>(params, &arguments);
   if (error != cudaSuccess) return error;
   constexpr int kSmemBytes = sizeof(typename Config::Smem);
@@ -144,7 +135,7 @@ cudaError_t launch_backward(const BackwardParams& params) {
       cudaFuncSetAttribute(backward_kernel<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (error != cudaSuccess) return error;
   backward_kernel<Config><<<static_cast<unsigned>(blocks), Config::kThreads, kSmemBytes, stream>>>(arguments);
-  if (wants_dq && !Config::kFinishes) {
+  if (wants_dq) {
     using Conversion = DqConversion<Config>;
     constexpr int kTileBytes = Conversion::QTile::kBytes;
     const auto convert = sm80::backward_after_kernel<Conversion, DqWorkspace<Config>>;

@@ -25,15 +25,14 @@ struct WideBackwardConfig {
   static constexpr int kConsumers = 2;
   static constexpr int kBlockM = kBlockM_;
   static constexpr int kBlockN = 64;
-  static constexpr int kStages = kStages_;  // of Q and dO, and of P
+  static constexpr int kStages = kStages_, kQStages = kStages;  // of dO, Q and P
   static constexpr bool kDeterministic = kDeterministic_;
   static constexpr bool kDense = kDense_;
   static constexpr bool kDropout = false;
   static constexpr int kWriters = 0;  // the consumers add dQ
   static constexpr int kHelpers = kDeterministic ? 1 : 0;
   static constexpr int kTurns = kConsumers;  // counters of a row tile
-  static constexpr bool kFirstStores = false, kFinishes = false, kByParts = false;
-  static constexpr bool kPersistent = false;
+  static constexpr bool kFirstStores = false, kPersistent = false;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   // Of a consumer.
   static constexpr bool kDqByRows = false;
@@ -76,13 +75,15 @@ struct WideBackwardConfig {
     RowRuns runs;
     NearTiles near;
     Barrier kv_full;
-    Barrier rows_full[kStages], rows_empty[kStages], turns_full[kStages];
+    Barrier q_full[kStages], q_empty[kStages], dout_full[kStages], dout_empty[kStages], turns_full[kStages];
 
     __device__ __forceinline__ void init_barriers() {
       kv_full.init(1);
       for (int stage = 0; stage < kStages; ++stage) {
-        rows_full[stage].init(1);
-        rows_empty[stage].init(4 * kConsumers);
+        q_full[stage].init(1);
+        q_empty[stage].init(4 * kConsumers);
+        dout_full[stage].init(1);
+        dout_empty[stage].init(4 * kConsumers);
         turns_full[stage].init(1);
       }
     }
@@ -101,7 +102,7 @@ class TurnScout {
 
   __device__ __forceinline__ void run() {
     for (Stage<Config::kStages> stage;; stage.advance()) {
-      smem_.rows_full[stage.index].wait(stage.parity);
+      smem_.q_full[stage.index].wait(stage.parity);
       const typename Config::Step step = smem_.steps[stage.index];
       if (step.tile < 0) break;
       const int turn = turns_.turn(step.tile, step.row, smem_.place.column_tile);
@@ -199,7 +200,7 @@ class WideConsumer {
       multiply_scores<typename Config::KTile, typename Config::QTile>(s, smem_.k, smem_.q[rows_.index]);
       wgmma_wait<1>();
       settle(first);
-      release(smem_.rows_empty[stage.index]);
+      release_rows(stage.index);
       add_dq(first, 0, tile);
       multiply_dq(second, 1);
       wgmma_wait<1>();
@@ -237,7 +238,7 @@ class WideConsumer {
       start_dp(dp, step);
       wgmma_wait<1>();
       settle(first);
-      release(smem_.rows_empty[stage.index]);
+      release_rows(stage.index);
       add_dq(first, 0, tile);
       multiply_dq(second, 1);
       wgmma_wait<0>();
@@ -275,13 +276,17 @@ class WideConsumer {
     multiply_scores<typename Config::VTile, typename Config::DoTile>(dp, smem_.v, smem_.dout[rows_.index]);
   }
 
-  __device__ __forceinline__ void release(Barrier& barrier) {
+  __device__ __forceinline__ void release_rows(int stage) {
     __syncwarp();
-    if (thread_ % 32 == 0) barrier.arrive();
+    if (thread_ % 32 == 0) {
+      smem_.q_empty[stage].arrive();
+      smem_.dout_empty[stage].arrive();
+    }
   }
 
   __device__ __forceinline__ Step next_step() {
-    smem_.rows_full[rows_.index].wait(rows_.parity);
+    smem_.q_full[rows_.index].wait(rows_.parity);
+    smem_.dout_full[rows_.index].wait(rows_.parity);
     return smem_.steps[rows_.index];
   }
 
@@ -344,7 +349,7 @@ class WideConsumer {
     pin(flat(s));
 #pragma unroll
     for (int n = 0; n < kM8; ++n) {
-      const float2 lse = load_statistic(smem_.lse[rows_.index], n);
+      const float2 lse = load_statistic(smem_.lse[rows_.index], n, thread_);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         s[0][n][2 * h] = exp2_approx(s[0][n][2 * h] * scale - lse.x);
@@ -353,7 +358,7 @@ class WideConsumer {
     }
     // Of the entry that ends the list nothing is used.
     if (!Config::kDense || step.tile >= 0) {
-      clear_masked<Config>(s, arguments_, smem_, rows_.index, step, lane_key());
+      clear_masked<Config>(s, arguments_, smem_, rows_.index, step, lane_key(), thread_);
     }
     round_fragments<Element>(s, p);
   }
@@ -364,7 +369,7 @@ class WideConsumer {
     pin(flat(dp));
 #pragma unroll
     for (int n = 0; n < kM8; ++n) {
-      const float2 delta = load_statistic(smem_.delta[rows_.index], n);
+      const float2 delta = load_statistic(smem_.delta[rows_.index], n, thread_);
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         differences[0][n][2 * h] = dp[0][n][2 * h] - delta.x;

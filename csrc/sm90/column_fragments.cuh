@@ -45,8 +45,8 @@ __device__ __forceinline__ uint32_t settled(const uint32_t (&fragments)[kM16][4]
 }
 
 // The lse or delta of this lane's two queries among the eight from 8n on.
-__device__ __forceinline__ float2 load_statistic(const float* rows, int n) {
-  return *reinterpret_cast<const float2*>(rows + 8 * n + 2 * (threadIdx.x % 4));
+__device__ __forceinline__ float2 load_statistic(const float* rows, int n, int thread) {
+  return *reinterpret_cast<const float2*>(rows + 8 * n + 2 * (thread % 4));
 }
 
 // Puts the weights to 0 that slot `slot` masks. `slots` are those of the tile's keys from this lane's first
@@ -88,8 +88,8 @@ __device__ __forceinline__ void clear_by_dense(float (&weights)[1][kM8][4], cons
 template <class Config, int kM8>
 __device__ __forceinline__ void clear_masked(float (&weights)[1][kM8][4], const BackwardArguments& arguments,
                                              const typename Config::Smem& smem, int stage,
-                                             const typename Config::Step& step, int lane_key) {
-  const int row0 = step.row + 2 * (threadIdx.x % 4);
+                                             const typename Config::Step& step, int lane_key, int thread) {
+  const int row0 = step.row + 2 * (thread % 4);
   if constexpr (Config::kDense) {
     const Shape& shape = arguments.params.shape;
     const int head = step.tile / arguments.rows.tiles % shape.heads_q;

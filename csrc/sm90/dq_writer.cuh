@@ -40,18 +40,14 @@ class TurnFinder {
   int near_plane_ = -1, near_tile_ = -1;
 };
 
-// Copies dQ of a row tile to the workspace, stored if it is the first there, else added; returns when shared
-// memory has been read.
-template <class Config>
-__device__ __forceinline__ void take_away_dq(const BackwardArguments& arguments,
-                                             const typename Config::Smem& smem, int row_tile, bool first) {
-  constexpr int kFloats = DqWorkspace<Config>::kTileFloats;
-  constexpr int kBytes = kFloats * static_cast<int>(sizeof(float));
-  float* part = arguments.dq + int64_t{row_tile} * kFloats;
-  if (Config::kFirstStores && first) {
-    bulk_store(part, smem.dq[0], kBytes);
+// Copies dQ, or a part of it, to the workspace, stored if it is the first there, else added; returns when
+// shared memory has been read.
+__device__ __forceinline__ void take_away_dq(float* place, const float* dq, int floats, bool first) {
+  const int bytes = floats * static_cast<int>(sizeof(float));
+  if (first) {
+    bulk_store(place, dq, bytes);
   } else {
-    bulk_reduce_add(part, smem.dq[0], kBytes);
+    bulk_reduce_add(place, dq, bytes);
   }
   bulk_commit();
   bulk_wait_read();
@@ -85,54 +81,33 @@ class DqWriter {
       if (step.tile < 0) break;
       __syncwarp();
       if (lane_ == 0) smem_.departures_empty[writer_].arrive();
-      int turn = 0;
-      if constexpr (Config::kDeterministic) turn = turns_.turn(step.tile, step.row, step.column_tile);
+      const int turn = turns_.turn(step.tile, step.row, step.column_tile);
       if (lane_ == 0) add(step, turn, parity);
       __syncwarp();
     }
   }
 
  private:
-  // What `visits` of a row tile holds in free order where the first stores: 0, then kClaimed by the first to
-  // come, then kStored when there is something to add to.
-  static constexpr int kClaimed = 1, kStored = 2;
-
   // The turn most often comes before dQ does, so it is waited for first. What other blocks' copies added
   // before it comes before what this one adds: a copy that is complete is visible to its thread, which
   // releases the counter; here the counter is acquired, and the fence carries that over to copies.
   __device__ __forceinline__ void add(const typename Config::Departure& step, int turn, int parity) {
     const bool wanted = arguments_.params.dq.data != nullptr;
     int32_t* counter = arguments_.dq_turn + step.tile;
-    bool first = false, stored = false;
-    if (Config::kDeterministic && wanted) {
+    if (wanted) {
       acquire_turn(counter, turn);
-      fence_async_global();
-      first = turn == 0;
-    } else if (Config::kFirstStores && wanted) {
-      stored = load_acquire(counter) == kStored;  // most often so, and known before dQ comes
       fence_async_global();
     }
     smem_.dq_full[writer_].wait(parity);
-    if (!Config::kDeterministic && Config::kFirstStores && wanted && !stored) first = is_first(counter);
     if (wanted) {
-      take_away_dq<Config>(arguments_, smem_, step.tile, first);
+      constexpr int kFloats = DqWorkspace<Config>::kTileFloats;
+      take_away_dq(arguments_.dq + int64_t{step.tile} * kFloats, smem_.dq[0], kFloats, turn == 0);
     }
     smem_.dq_empty.arrive();
-    if (Config::kDeterministic && wanted) {
+    if (wanted) {
       bulk_wait();
       pass_turn(counter, step.column_tile);
-    } else if (first) {
-      bulk_wait();
-      pass_turn(counter, kStored - 1);
     }
-  }
-
-  // Whether nobody came before to a row tile; if somebody did, returns when what it stores is there.
-  __device__ __forceinline__ bool is_first(int32_t* visits) {
-    if (atomicCAS(visits, 0, kClaimed) == 0) return true;
-    acquire_turn(visits, kStored);
-    fence_async_global();
-    return false;
   }
 
   const BackwardArguments& arguments_;
@@ -153,22 +128,48 @@ class PartWriter {
 
   __device__ __forceinline__ void run() {
     if (lane_ != 0) return;
+    const Shape& shape = arguments_.params.shape;
+    int32_t* visits =
+        arguments_.dq_turn + group_ * (shape.batch * shape.heads_q * int64_t{arguments_.rows.tiles});
+    const bool wanted = arguments_.params.dq.data != nullptr;
+    int stored = -1;  // a row tile of which it is known that there is something to add to
     for (int parity = 0;; parity ^= 1) {
       smem_.part_full[group_].wait(parity);
-      const int tile = smem_.part_tiles[group_];
-      if (tile < 0) return;
-      if (arguments_.params.dq.data != nullptr) {
+      const typename Config::Part part = smem_.parts[group_];
+      if (part.tile < 0) return;
+      bool first = false;
+      if (wanted) {
+        if (part.tile != stored) first = is_first(visits + part.tile);
         constexpr int kFloats = DqWorkspace<Config>::kTileFloats / Config::kConsumers;
-        bulk_reduce_add(arguments_.dq + int64_t{tile} * DqWorkspace<Config>::kTileFloats + group_ * kFloats,
-                        smem_.dq[group_], kFloats * static_cast<int>(sizeof(float)));
-        bulk_commit();
-        bulk_wait_read();
+        take_away_dq(arguments_.dq + int64_t{part.tile} * DqWorkspace<Config>::kTileFloats + group_ * kFloats,
+                     smem_.dq[group_], kFloats, first);
       }
       smem_.part_empty[group_].arrive();
+      if (!wanted) continue;
+      if (first) {
+        bulk_wait();
+        pass_turn(visits + part.tile, kStored - 1);
+      }
+      // Long before the next part comes.
+      stored = part.next >= 0 && load_acquire(visits + part.next) == kStored ? part.next : -1;
+      fence_async_global();
     }
   }
 
  private:
+  // What `visits` of a row tile holds: 0, then kClaimed by the first to come, then kStored when there is
+  // something to add to.
+  static constexpr int kClaimed = 1, kStored = 2;
+
+  // Whether nobody came before to a row tile; if somebody did, returns when what it stores is there. That
+  // one waits for nothing.
+  __device__ __forceinline__ bool is_first(int32_t* visits) {
+    if (atomicCAS(visits, 0, kClaimed) == 0) return true;
+    acquire_turn(visits, kStored);
+    fence_async_global();
+    return false;
+  }
+
   const BackwardArguments& arguments_;
   typename Config::Smem& smem_;
   int group_;

@@ -150,7 +150,7 @@ struct Stage {
   }
 };
 
-// The producer warp. All its lanes walk together; lane 0 speaks.
+// The producer warp. All its lanes walk together; an elected one speaks.
 template <class Config>
 class Producer {
  public:
@@ -223,14 +223,14 @@ class Producer {
   __device__ __forceinline__ void push_without_tile(const typename Config::Work& work) {
     push_due_v();
     smem_.k_empty[k_.index].wait(k_.parity ^ 1);
-    if (lane_ == 0) {
+    if (elect_one()) {
       smem_.steps[k_.index] = {-1, Config::kOpens};
       smem_.k_full[k_.index].arrive();
     }
     __syncwarp();
     k_.advance();
     smem_.q_empty[q_.index].wait(q_.parity ^ 1);  // after the entry, which the O in its place waits for
-    if (lane_ == 0) {
+    if (elect_one()) {
       smem_.works[q_.index] = work;
       smem_.q_full[q_.index].arrive();
     }
@@ -242,7 +242,7 @@ class Producer {
     smem_.q_empty[q_.index].wait(q_.parity ^ 1);
     char* shared = smem_.q[q_.index];
     Barrier& full = smem_.q_full[q_.index];
-    if (lane_ == 0) {
+    if (elect_one()) {
       smem_.works[q_.index] = work;
       if constexpr (Config::kSplit) {
         const SplitPlan& plan = arguments_.split.plan;
@@ -266,7 +266,7 @@ class Producer {
                                          int batch) {
     const int stage = k_.index;
     smem_.k_empty[stage].wait(k_.parity ^ 1);
-    if (lane_ == 0) {
+    if (elect_one()) {
       constexpr int kSlotBytes = Config::kBlockN * static_cast<int>(sizeof(Slot));
       smem_.steps[stage] = {tile, touched};
       smem_.k_full[stage].arrive_expect(Config::KTile::kBytes + __popc(touched & kSlotBits) * kSlotBytes);
@@ -289,7 +289,7 @@ class Producer {
     if (due_.tile < 0) return;
     const int stage = v_.index;
     smem_.v_empty[stage].wait(v_.parity ^ 1);
-    if (lane_ == 0) {
+    if (elect_one()) {
       smem_.v_full[stage].arrive_expect(Config::VTile::kBytes);
       for (int panel = 0; panel < Config::VTile::kPanels; ++panel) {
         tma_load(smem_.v[stage] + panel * Config::VTile::kPanelBytes, &arguments_.v, smem_.v_full[stage],

@@ -16,6 +16,18 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
 // registers, where wgmma reads its descriptors.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0u, value, 0); }
 
+// Whether this lane speaks for its warp, all of whose lanes call it: always the same one. ptxas knows of what
+// follows on it that one lane runs it; of a lane it does not know this, and loops over lanes for every copy.
+__device__ __forceinline__ bool elect_one() {
+  uint32_t chosen;
+  asm volatile(
+      "{\n.reg .pred chosen;\n"
+      "elect.sync _|chosen, 0xffffffff;\n"
+      "selp.u32 %0, 1, 0, chosen;\n}\n"
+      : "=r"(chosen));
+  return chosen != 0;
+}
+
 // An mbarrier in shared memory. A phase completes when `count` arrivals and all announced bytes are in.
 struct alignas(8) Barrier {
   uint64_t state;
@@ -143,20 +155,6 @@ __device__ __forceinline__ void shrink_registers() {
 // All that wait for each other must do so in the same instruction of the program.
 __device__ __forceinline__ void named_barrier_sync(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
-}
-
-// Whether `value` holds for all threads that meet.
-__device__ __forceinline__ bool named_barrier_all(int id, int threads, bool value) {
-  uint32_t all;
-  asm volatile(
-      "{\n.reg .pred mine, all;\n"
-      "setp.ne.u32 mine, %3, 0;\n"
-      "bar.red.and.pred all, %1, %2, mine;\n"
-      "selp.u32 %0, 1, 0, all;\n}\n"
-      : "=r"(all)
-      : "r"(id), "r"(threads), "r"(static_cast<uint32_t>(value))
-      : "memory");
-  return all != 0;
 }
 
 __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
