@@ -305,6 +305,7 @@ def assert_matches_reference(
     name: str = "result",
     terms: float = 0.0,
     noise: np.ndarray | None = None,
+    noise_together: bool = False,
 ) -> None:
     """The one comparison of numerical results.
 
@@ -324,6 +325,7 @@ def assert_matches_reference(
         terms: bound of the terms that a value is summed from, where they cancel: ``largest_terms``.
         noise: standard deviation of the error that roundings leave in each value, shaped as ``actual``; those
             of a token go up and down together, those of two tokens do not.
+        noise_together: those of two tokens do, too.
     """
     actual = np.asarray(actual, np.float64)
     assert actual.shape == reference.shape, f"{name}: shape {actual.shape}, expected {reference.shape}"
@@ -350,7 +352,8 @@ def assert_matches_reference(
     _assert_below(error, most + slack, actual, reference, f"{name}: error")
     if actual.ndim in (3, 4):
         blocks = [_block_rms(x) for x in (error, plain_error, value)]
-        bound = np.maximum(2 * blocks[1], _most_by_chance(noise)) + 2 * roundoff * blocks[2] + accumulation
+        by_chance = _most_by_chance(noise, noise_together)
+        bound = np.maximum(2 * blocks[1], by_chance) + 2 * roundoff * blocks[2] + accumulation
         message = f"{name}: root mean square error of the {BLOCK_TOKENS} tokens around this one"
         _assert_below(_spread(blocks[0], error), _spread(bound, error), actual, reference, message, error)
 
@@ -403,22 +406,25 @@ def _block_rms(x: np.ndarray) -> np.ndarray:
     return np.sqrt(sums / sizes)
 
 
-def _most_by_chance(noise: np.ndarray) -> np.ndarray:
+def _most_by_chance(noise: np.ndarray, together: bool) -> np.ndarray:
     """Each block's largest root mean square error that chance explains.
 
     A token's roundings are independent and bounded, so their sum is no more than Gaussian in its tails. The
     squares of such sums, of variances w, exceed sum(w) + 2 sqrt(t sum(w^2)) + 2 t max(w) together with a
     probability below exp(-t) (Hsu, Kakade and Zhang: A tail inequality for quadratic forms of subgaussian
     random vectors, 2012). That is 1.8 times what is expected of 32 tokens alike, and 6.4 times where one
-    token outweighs all.
+    token outweighs all. Tokens that go up and down together are as one.
     """
     axis = _token_axis(noise)
     energy = np.square(noise).sum(axis=3, keepdims=True) if noise.ndim == 4 else np.square(noise)
     sizes = _block_sizes(noise.shape[axis])
     starts = np.cumsum(sizes) - sizes
     total = np.add.reduceat(energy, starts, axis=axis)
-    root = np.sqrt(_CHANCE_EXPONENT * np.add.reduceat(np.square(energy), starts, axis=axis))
-    largest = np.maximum.reduceat(energy, starts, axis=axis)
+    if together:
+        root, largest = np.sqrt(_CHANCE_EXPONENT) * total, total
+    else:
+        root = np.sqrt(_CHANCE_EXPONENT * np.add.reduceat(np.square(energy), starts, axis=axis))
+        largest = np.maximum.reduceat(energy, starts, axis=axis)
     values = sizes[:, None, None] * noise.shape[3] if noise.ndim == 4 else sizes
     return np.sqrt((total + 2 * root + 2 * _CHANCE_EXPONENT * largest) / values)
 

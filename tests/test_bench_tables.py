@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import sys
+from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -18,6 +20,7 @@ import flex_masks
 import report
 from cells import Case, Row, Run, paper_case
 from paper_data import PUBLISHED
+from turns import balanced_orders
 
 CARD = "a card"
 RUN = Run("2026-01-01T00:00:00Z", "sm80", "abc", "123", CARD, "1.0", "2.11", "python kernels.py --peers fa2")
@@ -167,7 +170,7 @@ def test_search_memory_and_determinism_are_judged() -> None:
     found = {
         what.split(":")[0]: value for what, value in verdicts(rows).items() if value[0] != "not measured"
     }
-    search = "finding the tiles, 133120 tokens at 95 % sparsity, D=128, forward"
+    search = "finding the tiles, 130560 tokens at 95 % sparsity, D=128, forward"
     assert found[search] == ("met", "2.0 % more time than a batch of the same documents")
     assert found["deterministic backward"] == ("NOT met", "0.600 (causal, 8K, D=64; 1 cases)")
     assert found["causal_document_64, 1 head, D=64, forward"] == ("met", "100.0, 100.0, 100.0, 100.0")
@@ -225,3 +228,12 @@ def test_reference_head_is_the_reference(name: str) -> None:
         wrong[key].view(-1, 1 if key == "lse" else 16)[-1] += 0.5
         with pytest.raises(measure.WrongResultError, match=key):
             measure.check(wrong, reference)
+
+
+@pytest.mark.parametrize("count", range(1, 10))
+def test_each_job_follows_each_other_equally_often(count: int) -> None:
+    orders = balanced_orders(count)
+    assert all(sorted(order) == list(range(count)) for order in orders)
+    neighbours = Counter(pair for order in orders for pair in pairwise(order))
+    assert len(neighbours) == count * (count - 1)
+    assert len(set(neighbours.values())) <= 1

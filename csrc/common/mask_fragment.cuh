@@ -15,6 +15,11 @@ __device__ __forceinline__ bool masks_row(int start, int end, int row) {
   return (!kStarts || row >= start) & (!kEnds || row < end);
 }
 
+// Bit s: intervals of slot s start in the tile, and some end in it.
+__device__ __forceinline__ uint32_t with_both_ends(uint32_t touched) {
+  return touched >> kStartShift & touched >> kEndShift & kSlotBits;
+}
+
 // Calls `mask(starts, ends)` with std::true_type or std::false_type each, as the slot's bits of `touched`
 // say.
 template <class Mask>

@@ -109,10 +109,9 @@ __device__ int64_t shared_bytes_of_head(int64_t seqlen, int64_t visited, int64_t
   return min(2 * average, seqlen) * token_bytes;
 }
 
-// One block.
-__global__ void heads_choice_kernel(const __grid_constant__ MaskTiles mask,
-                                    const __grid_constant__ Shape shape, int block_m, int64_t row_bytes,
-                                    int64_t l2_bytes, int32_t* heads_in_turns) {
+// How many row tiles of block_m the column tiles of all mask planes visit, in constant time for each. Called
+// by a whole block of kChoiceThreads.
+__device__ int64_t count_visits(const MaskTiles& mask, const Shape& shape, int block_m) {
   __shared__ unsigned long long visited;
   if (threadIdx.x == 0) visited = 0;
   __syncthreads();
@@ -127,12 +126,29 @@ __global__ void heads_choice_kernel(const __grid_constant__ MaskTiles mask,
   }
   atomicAdd(&visited, own);
   __syncthreads();
+  return static_cast<int64_t>(visited);
+}
+
+// One block.
+__global__ void heads_choice_kernel(const __grid_constant__ MaskTiles mask,
+                                    const __grid_constant__ Shape shape, int block_m, int64_t row_bytes,
+                                    int64_t l2_bytes, int32_t* heads_in_turns) {
+  const int64_t visited = count_visits(mask, shape, block_m);
   if (threadIdx.x == 0) {
-    const int64_t bytes =
-        shape.heads_q / shape.heads_k *
-        shared_bytes_of_head(shape.seqlen_q, static_cast<int64_t>(visited), column_tiles, block_m, row_bytes);
+    const int64_t column_tiles = int64_t{mask.batch} * mask.heads * mask.tile_count;
+    const int64_t bytes = shape.heads_q / shape.heads_k *
+                          shared_bytes_of_head(shape.seqlen_q, visited, column_tiles, block_m, row_bytes);
     *heads_in_turns = choose_heads_in_turns(shape.batch * shape.heads_k, bytes, l2_bytes * 5 / 8);
   }
+}
+
+// One block.
+__global__ void visits_choice_kernel(const __grid_constant__ MaskTiles mask,
+                                     const __grid_constant__ Shape shape, int block_m, int most,
+                                     int32_t* more) {
+  const int64_t visited = count_visits(mask, shape, block_m);
+  const int64_t row_tiles = int64_t{mask.batch} * mask.heads * ceil_div(shape.seqlen_q, block_m);
+  if (threadIdx.x == 0) *more = visited > most * row_tiles;
 }
 
 constexpr int kOrderThreads = 256;
@@ -265,6 +281,12 @@ cudaError_t launch_heads_choice(const MaskTiles& mask, const Shape& shape, int b
   if (error != cudaSuccess) return error;
   heads_choice_kernel<<<1, kChoiceThreads, 0, stream>>>(mask, shape, block_m, row_bytes, l2_bytes,
                                                         heads_in_turns);
+  return cudaGetLastError();
+}
+
+cudaError_t launch_visits_choice(const MaskTiles& mask, const Shape& shape, int block_m, int most,
+                                 int32_t* more, cudaStream_t stream) {
+  visits_choice_kernel<<<1, kChoiceThreads, 0, stream>>>(mask, shape, block_m, most, more);
   return cudaGetLastError();
 }
 

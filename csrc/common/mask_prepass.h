@@ -16,6 +16,10 @@ cudaError_t launch_mask_prepass(const Mask& mask, const Shape& shape, const Mask
 cudaError_t launch_heads_choice(const MaskTiles& mask, const Shape& shape, int block_m, int64_t row_bytes,
                                 int32_t* heads_in_turns, cudaStream_t stream);
 
+// Writes whether a row tile of block_m is visited by more than `most` column tiles on average.
+cudaError_t launch_visits_choice(const MaskTiles& mask, const Shape& shape, int block_m, int most,
+                                 int32_t* more, cudaStream_t stream);
+
 // Write what `order` points at, if anything: of every mask plane the row (column) tiles, those that visit
 // most column (row) tiles first, equals as they come without an order; and how many heads take turns. `mask`
 // is filled by the pre-pass; in the test modes too what production would visit counts. `key_bytes` is what

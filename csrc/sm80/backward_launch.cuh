@@ -66,12 +66,13 @@ cudaError_t launch_backward(const BackwardParams& params) {
     if (error != cudaSuccess) return error;
     arguments.heads_in_turns = heads;
   }
-  if (plan.total > plan.dq) {  // dQ and the turns lie side by side
-    error = cudaMemsetAsync(workspace + plan.dq, 0, plan.total - plan.dq, stream);
+  if (plan.total > plan.turns) {
+    error = cudaMemsetAsync(workspace + plan.turns, 0, plan.total - plan.turns, stream);
     if (error != cudaSuccess) return error;
   }
   if (row_blocks > 0) {
-    backward_before_kernel<Config><<<row_blocks, 128, 0, stream>>>(params, arguments.rows);
+    const DqClearing clearing{wants_dq ? arguments.dq : nullptr, nullptr, nullptr, 0};
+    backward_before_kernel<Config><<<row_blocks, 128, 0, stream>>>(params, arguments.rows, clearing);
   }
 
   constexpr int kSmemBytes = sizeof(typename Config::Smem);

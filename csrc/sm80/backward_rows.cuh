@@ -45,11 +45,26 @@ struct DqWorkspace {
   }
 };
 
+// What of the dQ workspace is cleared, if anything: that is done beside the reading of O and dO.
+struct DqClearing {
+  float* dq;              // null: nothing
+  const int32_t* wanted;  // whether; null: yes
+  int32_t* visits;        // set to `visited` for every row tile that is cleared, if not null
+  int32_t visited;
+};
+
 // delta, the scaled lse and what rows are empty; a lane takes 16 bytes of a row of O and dO. Grid: tiles * Hq
 // * B blocks of 128 threads, each a row tile.
 template <class Config>
-__global__ void backward_before_kernel(const __grid_constant__ BackwardParams params, RowStatistics rows) {
+__global__ void backward_before_kernel(const __grid_constant__ BackwardParams params, RowStatistics rows,
+                                       DqClearing clearing) {
   using Element = typename Config::Element;
+  if (clearing.dq != nullptr && (clearing.wanted == nullptr || *clearing.wanted)) {
+    constexpr int kChunks = Config::kBlockM * Config::kHeadDim / 4;
+    auto* chunks = reinterpret_cast<float4*>(clearing.dq) + int64_t{blockIdx.x} * kChunks;
+    for (int i = threadIdx.x; i < kChunks; i += blockDim.x) chunks[i] = make_float4(0.f, 0.f, 0.f, 0.f);
+    if (clearing.visits != nullptr && threadIdx.x == 0) clearing.visits[blockIdx.x] = clearing.visited;
+  }
   constexpr int kLanes = Config::kHeadDimV <= 32    ? 4
                          : Config::kHeadDimV <= 64  ? 8
                          : Config::kHeadDimV <= 128 ? 16

@@ -35,10 +35,11 @@ struct BackwardArguments {
   BackwardParams params;
   MaskTiles mask;
   sm80::RowStatistics rows;
-  float* dq;         // fp32 workspace, see DqWorkspace
-  int32_t* dq_turn;  // zeroed. [B, Hq, row_tiles], in the wide kernel [B, Hq, row_tiles, consumers]: in
-                     // deterministic mode who has added last. Else [consumers, B, Hq, row_tiles]: see
-                     // PartWriter
+  float* dq;            // fp32 workspace, see DqWorkspace
+  int32_t* dq_turn;     // zeroed. [B, Hq, row_tiles], in the wide kernel [B, Hq, row_tiles, consumers]: in
+                        // deterministic mode who has added last. Else [consumers, B, Hq, row_tiles]: see
+                        // PartWriter
+  int32_t* dq_cleared;  // whether dQ is; null where it always is, or never
   int column_tiles;
   int work_count;   // column_tiles * Hk * B
   int* ticket;      // zeroed; the number of the column tile that a persistent block takes next

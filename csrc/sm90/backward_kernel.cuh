@@ -39,7 +39,8 @@ struct BackwardConfig {
   static constexpr int kQStages = kQStages_;  // of Q and what comes with it
   static constexpr int kStages = 2;           // of dO and what comes with it, and of dS
   static constexpr bool kPersistent = true;   // a block takes column tiles until none is left
-  static constexpr bool kFirstStores = true;  // of those that come to a row tile's dQ, so nobody clears it
+  // Of those that come to a row tile's dQ, so that nobody has to clear it; in free order if they are few.
+  static constexpr bool kFirstStores = true;
   static constexpr bool kDeterministic = kDeterministic_;  // dQ is added in a fixed order
   static constexpr int kWriters = kDeterministic ? 3 : 2;  // of dQ: by turns, else one for each consumer
   static constexpr bool kDense = kDense_;

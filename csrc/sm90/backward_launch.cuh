@@ -15,7 +15,7 @@ namespace flashmask::sm90 {
 
 // Offsets into the workspace, in bytes.
 struct BackwardPlan {
-  int64_t mask, lse, delta, empty, order, dq, turns, ticket, total;
+  int64_t mask, lse, delta, empty, order, cleared, dq, turns, ticket, total;
 };
 
 template <class Config>
@@ -35,6 +35,7 @@ BackwardPlan plan_backward(const BackwardParams& params) {
                                            : tile_order_bytes(mask, shape, shape.heads_k,
                                                               ceil_div(shape.seqlen_k, Config::kBlockN)));
   const bool wants_dq = params.dq.data != nullptr;
+  plan.cleared = parts.reserve(4);
   plan.dq = parts.reserve(wants_dq ? tiles * DqWorkspace<Config>::kTileFloats * 4 : 0);
   plan.turns = parts.reserve(
       wants_dq && (Config::kDeterministic || Config::kFirstStores) ? tiles * Config::kTurns * 4 : 0);
@@ -122,12 +123,22 @@ cudaError_t launch_backward(const BackwardParams& params) {
                                 shape.heads_q / shape.heads_k * row_bytes, arguments.order, stream);
   }
   if (error != cudaSuccess) return error;
-  const int64_t cleared = Config::kFirstStores ? plan.turns : plan.dq;  // dQ and the turns lie side by side
-  if (plan.total > cleared) {
-    error = cudaMemsetAsync(workspace + cleared, 0, plan.total - cleared, stream);
+  if (plan.total > plan.turns) {
+    error = cudaMemsetAsync(workspace + plan.turns, 0, plan.total - plan.turns, stream);
     if (error != cudaSuccess) return error;
   }
-  sm80::backward_before_kernel<Config><<<row_blocks, 128, 0, stream>>>(params, arguments.rows);
+  sm80::DqClearing clearing{};
+  if (!Config::kFirstStores) clearing.dq = wants_dq ? arguments.dq : nullptr;
+  if constexpr (Config::kFirstStores && !Config::kDeterministic) {
+    arguments.dq_cleared = reinterpret_cast<int32_t*>(workspace + plan.cleared);
+    if (wants_dq) {
+      clearing = {arguments.dq, arguments.dq_cleared, arguments.dq_turn, PartWriter<Config>::kStored};
+    }
+    error = launch_visits_choice(arguments.mask, shape, Config::kBlockM, kFewVisits, arguments.dq_cleared,
+                                 stream);
+    if (error != cudaSuccess) return error;
+  }
+  sm80::backward_before_kernel<Config><<<row_blocks, 128, 0, stream>>>(params, arguments.rows, clearing);
   error = encode_tensor_maps<Config>(params, &arguments);
   if (error != cudaSuccess) return error;
   constexpr int kSmemBytes = sizeof(typename Config::Smem);

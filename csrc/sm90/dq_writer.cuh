@@ -117,6 +117,10 @@ class DqWriter {
   TurnFinder<Config> turns_;
 };
 
+// Up to so many column tiles a row tile's dQ is not cleared before they add: the first to come stores. With
+// more of them clearing costs less than what they wait for each other, who often come at the same time.
+inline constexpr int kFewVisits = 12;
+
 // The warp that adds one consumer's part of every dQ, in any order. The consumers stand half a step apart: if
 // their parts left together, the one's would wait for the other's, and the next of the one for both.
 template <class Config>
@@ -131,7 +135,7 @@ class PartWriter {
     const Shape& shape = arguments_.params.shape;
     int32_t* visits =
         arguments_.dq_turn + group_ * (shape.batch * shape.heads_q * int64_t{arguments_.rows.tiles});
-    const bool wanted = arguments_.params.dq.data != nullptr;
+    const bool wanted = arguments_.params.dq.data != nullptr, cleared = *arguments_.dq_cleared;
     int stored = -1;  // a row tile of which it is known that there is something to add to
     for (int parity = 0;; parity ^= 1) {
       smem_.part_full[group_].wait(parity);
@@ -139,13 +143,13 @@ class PartWriter {
       if (part.tile < 0) return;
       bool first = false;
       if (wanted) {
-        if (part.tile != stored) first = is_first(visits + part.tile);
+        if (!cleared && part.tile != stored) first = is_first(visits + part.tile);
         constexpr int kFloats = DqWorkspace<Config>::kTileFloats / Config::kConsumers;
         take_away_dq(arguments_.dq + int64_t{part.tile} * DqWorkspace<Config>::kTileFloats + group_ * kFloats,
                      smem_.dq[group_], kFloats, first);
       }
       smem_.part_empty[group_].arrive();
-      if (!wanted) continue;
+      if (!wanted || cleared) continue;
       if (first) {
         bulk_wait();
         pass_turn(visits + part.tile, kStored - 1);
@@ -156,11 +160,11 @@ class PartWriter {
     }
   }
 
- private:
   // What `visits` of a row tile holds: 0, then kClaimed by the first to come, then kStored when there is
   // something to add to.
   static constexpr int kClaimed = 1, kStored = 2;
 
+ private:
   // Whether nobody came before to a row tile; if somebody did, returns when what it stores is there. That
   // one waits for nothing.
   __device__ __forceinline__ bool is_first(int32_t* visits) {

@@ -11,6 +11,7 @@
 #include "common/tile_order.cuh"
 #include "sm90/operand.cuh"
 #include "sm90/ptx.cuh"
+#include "sm90/row_intervals.cuh"
 #include "sm90/split_rows.cuh"
 #include "sm90/wgmma.cuh"
 
@@ -117,8 +118,9 @@ struct ForwardConfig {
   // O takes the place of its Q, a consumer's rows that of its rows; a split's goes from registers to memory.
   // Where there is room for a second stage of Q, that of the next row tile comes while this one is worked on.
   static_assert(OTile::kBytes <= QTile::kBytes, "O fits where Q was");
+  static constexpr int kSlotBytes = static_cast<int>(sizeof(Slot) + kConsumers * sizeof(__half2));
   static constexpr int kRingBytes =
-      kStages * (KTile::kBytes + VTile::kBytes + kMaxSlots * kBlockN * static_cast<int>(sizeof(Slot)));
+      kStages * (KTile::kBytes + VTile::kBytes + kMaxSlots * kBlockN * kSlotBytes);
   static constexpr int kQStages = 2 * QTile::kBytes + kRingBytes + 1024 <= kMaxSmemBytes ? 2 : 1;
 
   struct alignas(1024) Smem {
@@ -126,6 +128,7 @@ struct ForwardConfig {
     char k[kStages][KTile::kBytes];
     char v[kStages][VTile::kBytes];
     alignas(128) Slot slots[kStages][kMaxSlots][kBlockN];
+    alignas(128) __half2 intervals[kStages][kConsumers][kMaxSlots][kBlockN];  // see row_interval()
     Step steps[kStages];
     Work works[kQStages];
     Barrier q_full[kQStages], q_empty[kQStages];
@@ -361,7 +364,9 @@ class Consumer {
  private:
   // Groups issue their products in turns, so that the softmax of one lies under the products of the others.
   // Named barriers: 0 is __syncthreads; then one a group, at which it waits and the group before it arrives.
+  // Then, for the intervals of each group.
   static constexpr int kTurnBarrier = 1;
+  static constexpr int kIntervalBarrier = kTurnBarrier + Config::kConsumers;
 
   __device__ __forceinline__ void wait_for_turn() { named_barrier_sync(kTurnBarrier + group_, 256); }
   __device__ __forceinline__ void pass_turn() {
@@ -401,6 +406,7 @@ class Consumer {
       smem_.v_full[v_.index].wait(v_.parity);
       multiply_output(output, p);
       pass_turn();
+      prepare_mask(step, work);
       wgmma_wait<1>();
       pin(flat(scores));
       float rescale[1][2];
@@ -425,6 +431,7 @@ class Consumer {
                                                  Probabilities& p) {
     Scores scores;
     multiply_scores(scores);
+    prepare_mask(step, work);
     wgmma_wait<0>();
     pin(flat(scores));
     float rescale[1][2];
@@ -485,18 +492,43 @@ class Consumer {
     wgmma_commit();
   }
 
+  // The first query row of this consumer's.
+  __device__ __forceinline__ int first_row(const typename Config::Work& work) const {
+    if constexpr (Config::kSplit) {
+      return (work.row_tile * Config::kConsumers + group_) * arguments_.split.plan.group_rows;
+    }
+    return work.row_tile * Config::kBlockM + group_ * 64;
+  }
+
+  // While S is computed: what those slots mask of this consumer's rows whose intervals both start and end in
+  // the tile. (Where they do only one of it, comparing is as fast without.) Nobody reads what lay there any
+  // more: all have given back the K stage before.
+  __device__ __forceinline__ void prepare_mask(const typename Config::Step& step,
+                                               const typename Config::Work& work) {
+    const uint32_t prepared = with_both_ends(step.touched);
+    if (Config::kDense || prepared == 0) return;
+    if (thread_ < Config::kBlockN) {
+#pragma unroll 1
+      for (uint32_t slots = prepared; slots != 0; slots &= slots - 1) {
+        const int slot = __ffs(static_cast<int>(slots)) - 1;
+        smem_.intervals[k_.index][group_][slot][thread_] =
+            row_interval(smem_.slots[k_.index][slot][thread_], first_row(work));
+      }
+    }
+    named_barrier_sync(kIntervalBarrier + group_, 128);
+  }
+
   // Masks the scores of a step, gives its K stage back, and turns scores into weights.
   __device__ __forceinline__ void weigh(Scores& scores, const typename Config::Step& step,
                                         const typename Config::Work& work, OnlineSoftmax<1>& softmax,
                                         float (&rescale)[1][2]) {
-    int lane_row = work.row_tile * Config::kBlockM + group_ * 64 + thread_ / 32 * 16 + thread_ % 32 / 4;
+    int lane_row = thread_ / 32 * 16 + thread_ % 32 / 4;  // of this consumer's
     int row_step = 8;
     if constexpr (Config::kSplit) {
       const SplitPlan& plan = arguments_.split.plan;
-      const int lane_packed = thread_ / 32 * 16 + thread_ % 32 / 4;
-      const int first = packed_row(plan, lane_packed).row;
-      lane_row = (work.row_tile * Config::kConsumers + group_) * plan.group_rows + first;
-      row_step = packed_row(plan, lane_packed + 8).row - first;
+      row_step = packed_row(plan, lane_row + 8).row;
+      lane_row = packed_row(plan, lane_row).row;
+      row_step -= lane_row;
     }
     const int lane_column = 2 * (thread_ % 4);
     const auto row_of = [](int) { return 0; };
@@ -505,15 +537,21 @@ class Consumer {
     if constexpr (Config::kDense) {
       const Shape& shape = arguments_.params.shape;
       mask_by_dense(scores, dense_plane(arguments_.mask, shape, work.batch, work.head), shape.seqlen_q,
-                    shape.seqlen_k, lane_row, step.tile * Config::kBlockN + lane_column, row_of, column_of,
-                    row_step);
+                    shape.seqlen_k, first_row(work) + lane_row, step.tile * Config::kBlockN + lane_column,
+                    row_of, column_of, row_step);
     } else {
 #pragma unroll 1
       for (uint32_t slots = step.touched & kSlotBits; slots != 0; slots &= slots - 1) {
         const int slot = __ffs(static_cast<int>(slots)) - 1;
         with_ends(step.touched, slot, [&](auto starts, auto ends) {
-          mask_by_slot<decltype(starts)::value, decltype(ends)::value>(
-              scores, smem_.slots[k_.index][slot], lane_row, lane_column, row_of, column_of, row_step);
+          if constexpr (decltype(starts)::value && decltype(ends)::value) {
+            mask_by_intervals(scores[0], smem_.intervals[k_.index][group_][slot] + lane_column,
+                              row_pair(lane_row, lane_row + row_step));
+          } else {
+            mask_by_slot<decltype(starts)::value, decltype(ends)::value>(
+                scores, smem_.slots[k_.index][slot], first_row(work) + lane_row, lane_column, row_of,
+                column_of, row_step);
+          }
         });
       }
     }

@@ -6,9 +6,11 @@ import statistics
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from itertools import cycle, islice
 from typing import Any
 
 import torch
+from turns import balanced_orders
 
 from paddle_flashmask.masks import ColumnMask
 
@@ -188,7 +190,7 @@ class Clock:
     def take_turns(
         self, jobs: Mapping[str, Callable[[], Any]], seconds: float
     ) -> tuple[dict[str, Timing], float]:
-        """Time jobs, and a large matmul, in turns; every run starts with a cold L2.
+        """Time jobs, and a large matmul, in turns of balanced order; every run starts with a cold L2.
 
         Args:
             jobs: by name; each has run before.
@@ -211,12 +213,13 @@ class Clock:
     def run(self, jobs: Mapping[str, Callable[[], Any]], rounds: int) -> dict[str, list[float]]:
         """Launch all rounds without waiting in between, so that no job waits for Python; milliseconds."""
         events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in jobs}
-        for _ in range(rounds):
-            for name, job in jobs.items():
+        names = list(jobs)
+        for order in islice(cycle(balanced_orders(len(names))), rounds):
+            for name in (names[i] for i in order):
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 self._flushed.zero_()
                 start.record()
-                job()
+                jobs[name]()
                 end.record()
                 events[name].append((start, end))
         torch.cuda.synchronize()

@@ -19,7 +19,7 @@ from paddle_flashmask.reference import dropout_keep_mask
 # Elements of one chunk of scores, [B, Hq, rows, Sk]; about fifteen such tensors live at a time.
 _CHUNK_ELEMENTS = 1 << 26
 
-_ROWS_TO_JUDGE_BY = 256
+_ROWS_TO_JUDGE_BY, _FEW_ROWS = 256, 16
 
 torch.set_float32_matmul_precision("highest")  # the plain implementation's float32 is not TF32
 
@@ -110,9 +110,12 @@ def assert_matches(actual: Mapping[str, torch.Tensor], problem: Problem, name: s
     tell what precision costs: the plain implementation may be lucky. Short problems are given to it several
     times, with shifted grids of values to round to, and of each value's errors the largest counts. In long
     ones a few rows may still make up a block of dq, as out has no error where a row sees one key: what the
-    rounding may leave there is computed.
+    rounding may leave there is computed. So it is for dk of short ones, where the shifts may all be lucky:
+    with one row, one number decides all of a head's dk.
     """
-    results, dq_noise = _attention(problem, torch.float64, None)
+    results, noise = _attention(problem, torch.float64, None)
+    if problem.q.shape[1] > _FEW_ROWS:
+        del noise["dk"]
     reference = results._asdict()
     draws = min(max(_ROWS_TO_JUDGE_BY // max(1, problem.q.shape[1]), 1), 8)
     plains = [plain_results(problem, grid=2 ** (i / draws))._asdict() for i in range(draws)]
@@ -129,7 +132,8 @@ def assert_matches(actual: Mapping[str, torch.Tensor], problem: Problem, name: s
             dtype="float32" if key == "lse" else str(problem.q.dtype).removeprefix("torch."),
             name=f"{name}: {key}",
             terms=terms.get(key, 0.0),
-            noise=dq_noise.cpu().numpy() if key == "dq" else None,
+            noise=noise[key].cpu().numpy() if key in noise else None,
+            noise_together=key == "dk",
         )
 
 
@@ -202,10 +206,11 @@ def dropout_keep(problem: Problem) -> torch.Tensor | None:
 
 def _attention(
     problem: Problem, wide: torch.dtype, storage: torch.dtype | None, grid: float = 1.0
-) -> tuple[Results, torch.Tensor]:
+) -> tuple[Results, dict[str, torch.Tensor]]:
     """Attention and its gradients in ``wide``, rounded to ``storage`` (None: not) where a kernel would.
 
-    Also the standard deviation of the error in dq by what kernels round before delta; 0 with a ``storage``.
+    Also the standard deviation of the errors in dq and dk by what kernels round before delta; 0 with a
+    ``storage``.
     """
 
     def rounded(x: torch.Tensor) -> torch.Tensor:
@@ -221,7 +226,7 @@ def _attention(
 
     out, dq, dk, dv = (torch.zeros_like(x, memory_format=torch.contiguous_format) for x in (dout, q, k, v))
     lse = out.new_zeros((batch, heads_q, seqlen_q))
-    dq_noise = torch.zeros_like(dq)
+    dq_noise, dk_variance = torch.zeros_like(dq), torch.zeros_like(dk)
     for rows in _row_chunks(batch * heads_q * seqlen_k, seqlen_q):
         visible = visible_rows(options, torch.arange(seqlen_q, device=q.device)[rows], seqlen_q, seqlen_k)
         if visible.shape[1] > 1:
@@ -246,6 +251,7 @@ def _attention(
         p /= row_sum
         if storage is None:
             dq_noise[:, :, rows] = (p @ k * scale).abs() * deviation
+            dk_variance += (p * scale * deviation).square().mT @ q[:, :, rows].square()
         dropped = rounded(p if survives is None else p * survives)
 
         delta = (dout[:, :, rows] * out[:, :, rows]).sum(-1, keepdim=True)
@@ -256,10 +262,10 @@ def _attention(
         dk += ds.mT @ q[:, :, rows]
         dv += dropped.mT @ dout[:, :, rows]
 
-    dk, dv = (x.unflatten(1, (heads_k, -1)).sum(2) for x in (dk, dv))
+    dk, dv, dk_variance = (x.unflatten(1, (heads_k, -1)).sum(2) for x in (dk, dv, dk_variance))
     dq, dk, dv = map(rounded, (dq, dk, dv))
     results = Results(out.transpose(1, 2), lse, dq.transpose(1, 2), dk.transpose(1, 2), dv.transpose(1, 2))
-    return results, dq_noise.transpose(1, 2)
+    return results, {"dq": dq_noise.transpose(1, 2), "dk": dk_variance.sqrt().transpose(1, 2)}
 
 
 def _delta_deviation(

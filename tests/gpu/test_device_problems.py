@@ -12,6 +12,7 @@ from device_kernels import LAYOUTS, POISON, Buffer, placed
 from device_problems import (
     Problem,
     assert_matches,
+    dropout_keep,
     make_problem,
     plain_results,
     reference_results,
@@ -120,14 +121,17 @@ def emulated_kernel(problem: Problem, tile: int, fault: str = "") -> dict[str, t
     scores = (q @ k.mT * scale).masked_fill(~visible, -torch.inf)
     row_max = torch.full_like(scores[..., :1], -torch.inf)
     row_sum, out = torch.zeros_like(row_max), torch.zeros_like(dout)
-    for s, values in zip(scores.split(tile, -1), v.split(tile, -2), strict=True):
+    keep, kept = dropout_keep(problem), 1.0 / (1.0 - x.options.dropout_p)
+    keep = torch.ones_like(scores) if keep is None else keep.float()
+    tiles = zip(scores.split(tile, -1), keep.split(tile, -1), v.split(tile, -2), strict=True)
+    for s, survives, values in tiles:
         before, row_max = row_max, row_max.maximum(s.amax(-1, keepdim=True))
         finite = row_max.masked_fill(row_max == -torch.inf, 0.0)
         rescale, weights = (before - finite).exp(), (s - finite).exp()
         row_sum = row_sum * rescale + weights.sum(-1, keepdim=True)
-        out = out * rescale + rounded(weights) @ values
+        out = out * rescale + rounded(weights * survives) @ values
     empty = row_sum == 0.0
-    out = rounded(out / row_sum.masked_fill(empty, 1.0))
+    out = rounded(out / row_sum.masked_fill(empty, 1.0) * kept)
     lse = row_max + row_sum.log()
 
     p = (scores - lse.masked_fill(empty, torch.inf)).exp()
@@ -141,10 +145,12 @@ def emulated_kernel(problem: Problem, tile: int, fault: str = "") -> dict[str, t
     delta = torch.where(
         row & (fault == "delta of the next row"), delta.roll(-1, 2), delta - x.dlse[..., None]
     )
-    ds = rounded(p * (dout @ v.mT - delta.masked_fill(empty, 0.0)))
+    ds = rounded(p * (dout @ v.mT * keep * kept - delta.masked_fill(empty, 0.0)))
     dq = ds @ k * scale
     dq = torch.where(row & (fault == "sign of scale"), -dq, dq)
-    dk, dv = (t.unflatten(1, (-1, group)).sum(2) for t in (ds.mT @ q * scale, rounded(p).mT @ dout))
+    dk, dv = (
+        t.unflatten(1, (-1, group)).sum(2) for t in (ds.mT @ q * scale, rounded(p * keep).mT @ dout * kept)
+    )
     results = {"out": out, "dq": dq, "dk": dk, "dv": dv}
     return {name: t.to(x.q.dtype).transpose(1, 2) for name, t in results.items()} | {"lse": lse[..., 0]}
 
@@ -154,6 +160,34 @@ def test_the_kernels_arithmetic_passes_where_one_row_decides(seed):
     problem = one_row_decides(seed)
     for tile in (1, 64, 256):
         assert_matches(emulated_kernel(problem, tile), problem, f"tiles of {tile}")
+
+
+def one_key_seen(seed: int) -> Problem:
+    """One row that sees one of two keys: dropout leaves something to round in out all the same."""
+    shape = {"batch": 3, "seqlen_q": 1, "seqlen_k": 2, "heads_q": 2, "heads_k": 1, "head_dim": 216}
+    options = Options(
+        indices=torch.tensor([1, 0], dtype=torch.int32).view(1, 1, 2, 1),
+        causal=True,
+        softmax_scale=0.16,
+        dropout_p=0.2,
+        seed_offset=torch.tensor([seed, 0]),
+    )
+    return make_problem(seed, dtype="float16", options=options, device="cpu", **shape)
+
+
+def test_noise_is_what_the_kernels_arithmetic_leaves_in_dk():
+    """One number, the error of delta, decides all of a sample's dk: no few roundings can stand for it."""
+    errors = []
+    for seed in range(100):
+        problem = one_key_seen(seed)
+        actual = emulated_kernel(problem, 64)
+        assert_matches(actual, problem, "emulated")
+        results, noise = device_problems._attention(problem, torch.float64, None)
+        for error, deviation in zip(actual["dk"] - results.dk, noise["dk"], strict=True):
+            if deviation.norm() > 0.0:  # else both heads' keys were dropped
+                errors.append(float(error.norm() / deviation.norm()))
+    # Less than 1: the noise counts a rounding of the only weight too, which other kernels make.
+    assert 0.6 < np.sqrt(np.mean(np.square(errors))) < 1.0
 
 
 @pytest.mark.parametrize("fault", ["dropped key", "delta of the next row", "sign of scale", "coarse delta"])
