@@ -196,8 +196,10 @@ __global__ void __launch_bounds__(Config::kThreads)
       }
     };
 
-    cp_async_wait<0>();
-    __syncthreads();  // the extremes, the slots and both stages are no longer read, nor still being written
+    if (member > 0) {  // else K and V are still on their way, and need not be waited for
+      cp_async_wait<0>();
+      __syncthreads();  // the extremes, the slots and both stages are no longer read, nor still being written
+    }
     // One thread walks the row tiles, two steps ahead, so that nobody else spends registers and time on it.
     const int* empty = arguments.rows.empty + int64_t{head_plane} * arguments.rows.tiles;
     const auto look_ahead = [&](int from) {
