@@ -25,8 +25,8 @@ namespace flashmask::sm90 {
 template <class Config>
 class ColumnConsumer;
 
-template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kQStages_, bool kDeterministic_,
-          bool kDense_>
+template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kQStages_, int kDeltaProduct_,
+          bool kDeterministic_, bool kDense_>
 struct BackwardConfig {
   using Element = Element_;
   using Consumer = ColumnConsumer<BackwardConfig>;
@@ -41,8 +41,12 @@ struct BackwardConfig {
   static constexpr bool kPersistent = true;   // a block takes column tiles until none is left
   // Of those that come to a row tile's dQ, so that nobody has to clear it; in free order if they are few.
   static constexpr bool kFirstStores = true;
-  static constexpr bool kDeterministic = kDeterministic_;  // dQ is added in a fixed order
-  static constexpr int kWriters = kDeterministic ? 3 : 2;  // of dQ: by turns, else one for each consumer
+  // dP - delta is one product: delta's parts are columns of dO, with columns of ones beside V. A half does
+  // not hold every delta, so in float16 it is subtracted.
+  static constexpr bool kDeltaProduct = kDeltaProduct_ && std::is_same_v<Element, __nv_bfloat16>;
+  static constexpr int kDeltaBytes = kDeltaProduct ? 16 : 4;  // of a row
+  static constexpr bool kDeterministic = kDeterministic_;     // dQ is added in a fixed order
+  static constexpr int kWriters = kDeterministic ? 3 : 2;     // of dQ: by turns, else one for each consumer
   static constexpr bool kDense = kDense_;
   static constexpr bool kDropout = false;
   static constexpr int kThreads = 128 * (1 + kConsumers);
@@ -92,7 +96,7 @@ struct BackwardConfig {
     char ds[kStages][DsTile::kBytes];                    // and dK here
     alignas(128) float dq[kConsumers][64 * kDqColumns];  // as DqWorkspace lays it out
     alignas(128) float lse[kQStages][kBlockM];
-    alignas(128) float delta[kStages][kBlockM];
+    alignas(128) char delta[kStages][kBlockM * kDeltaBytes];
     alignas(128) Slot slots[kStages][kMaxSlots][kBlockN];
     Step steps[kQStages];
     BlockPlace place;                // of the column tile whose K and V are here or on their way
@@ -244,7 +248,9 @@ class ColumnConsumer {
     named_barrier_arrive(kTurnBarrier + (group_ ^ 1), 256);
     Fragments p, ds;
     round_fragments<Element>(s, p);
-    load_statistics(delta, smem_.delta[stage]);
+    if constexpr (!Config::kDeltaProduct) {
+      load_statistics(delta, reinterpret_cast<const float*>(smem_.delta[stage]));
+    }
     multiply_rows<DvProduct, typename Config::DoTile>(dv_, p, smem_.dout[stage]);
     DqPart dq;  // in the first row tile of nothing, and dropped
     multiply_dq(dq);
@@ -287,16 +293,23 @@ class ColumnConsumer {
     wgmma_commit();
   }
 
-  // Starts dP^T = V dO^T.
+  // Starts dP^T = V dO^T, with kDeltaProduct less delta.
   __device__ __forceinline__ void multiply_dp(float (&dp)[1][kM8][4]) {
     const uint32_t v = Config::VTile::columns_base(shared_address(smem_.v));
     const uint32_t dout = Config::DoTile::columns_base(shared_address(smem_.dout[rows_.index]));
     pin(flat(dp));
     wgmma_fence();
+    if constexpr (Config::kDeltaProduct) {
+      // A fragment of three columns of ones; a lane's first two columns are 2 * (lane % 4) and the next.
+      const int column = 2 * (thread_ % 4);
+      const uint32_t row = pack<Element>(column < 3 ? 1.f : 0.f, column < 2 ? 1.f : 0.f);
+      const uint32_t ones[4] = {row, row, 0, 0};
+      ScoreProduct::rs(flat(dp), ones, eight_columns_twice(shared_address(smem_.delta[rows_.index])), false);
+    }
 #pragma unroll
     for (int d = 0; d < Config::kHeadDimV / 16; ++d) {
       ScoreProduct::ss(flat(dp), Config::VTile::depth_columns(v, group_ * 64, d),
-                       Config::DoTile::depth_columns(dout, 0, d), d > 0);
+                       Config::DoTile::depth_columns(dout, 0, d), Config::kDeltaProduct || d > 0);
     }
     wgmma_commit();
   }
@@ -346,7 +359,7 @@ class ColumnConsumer {
     clear_masked<Config>(s, arguments_, smem_, rows_.index, step, lane_key(), thread_);
   }
 
-  // dP^T to dS^T = P^T (dP^T - delta).
+  // dP^T to dS^T = P^T (dP^T - delta); with kDeltaProduct delta is subtracted already.
   static __device__ __forceinline__ void differentiate(const Fragments& p, const Statistics& delta,
                                                        Scores& dp) {
 #pragma unroll
@@ -354,8 +367,9 @@ class ColumnConsumer {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float2 weights = unpack<Element>(p[n / 2][n % 2 * 2 + h]);
-        dp[0][n][2 * h] = weights.x * (dp[0][n][2 * h] - delta[n].x);
-        dp[0][n][2 * h + 1] = weights.y * (dp[0][n][2 * h + 1] - delta[n].y);
+        const float2 less = Config::kDeltaProduct ? float2{} : delta[n];
+        dp[0][n][2 * h] = weights.x * (dp[0][n][2 * h] - less.x);
+        dp[0][n][2 * h + 1] = weights.y * (dp[0][n][2 * h + 1] - less.y);
       }
     }
   }
