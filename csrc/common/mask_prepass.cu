@@ -274,18 +274,20 @@ cudaError_t launch_mask_prepass(const Mask& mask, const Shape& shape, const Mask
   return cudaGetLastError();
 }
 
-cudaError_t launch_heads_choice(const MaskTiles& mask, const Shape& shape, int block_m, int64_t row_bytes,
+cudaError_t launch_heads_choice(MaskTiles mask, const Shape& shape, int block_m, int64_t row_bytes,
                                 int32_t* heads_in_turns, cudaStream_t stream) {
   int l2_bytes = 0;
   const cudaError_t error = current_device_attribute(cudaDevAttrL2CacheSize, &l2_bytes);
   if (error != cudaSuccess) return error;
+  mask.visit_all = 0;
   heads_choice_kernel<<<1, kChoiceThreads, 0, stream>>>(mask, shape, block_m, row_bytes, l2_bytes,
                                                         heads_in_turns);
   return cudaGetLastError();
 }
 
-cudaError_t launch_visits_choice(const MaskTiles& mask, const Shape& shape, int block_m, int most,
-                                 int32_t* more, cudaStream_t stream) {
+cudaError_t launch_visits_choice(MaskTiles mask, const Shape& shape, int block_m, int most, int32_t* more,
+                                 cudaStream_t stream) {
+  mask.visit_all = 0;
   visits_choice_kernel<<<1, kChoiceThreads, 0, stream>>>(mask, shape, block_m, most, more);
   return cudaGetLastError();
 }

@@ -10,15 +10,17 @@ namespace flashmask {
 cudaError_t launch_mask_prepass(const Mask& mask, const Shape& shape, const MaskTiles& out,
                                 cudaStream_t stream);
 
+// These choices are those of production in the test modes too: what they visit beyond it does not count.
+//
 // Writes how many heads of deterministic backward take turns (BlockPlace), at least 1, from what `mask`,
 // which the pre-pass has filled, visits in row tiles of block_m. `row_bytes` is what blocks share of a query
 // row.
-cudaError_t launch_heads_choice(const MaskTiles& mask, const Shape& shape, int block_m, int64_t row_bytes,
+cudaError_t launch_heads_choice(MaskTiles mask, const Shape& shape, int block_m, int64_t row_bytes,
                                 int32_t* heads_in_turns, cudaStream_t stream);
 
 // Writes whether a row tile of block_m is visited by more than `most` column tiles on average.
-cudaError_t launch_visits_choice(const MaskTiles& mask, const Shape& shape, int block_m, int most,
-                                 int32_t* more, cudaStream_t stream);
+cudaError_t launch_visits_choice(MaskTiles mask, const Shape& shape, int block_m, int most, int32_t* more,
+                                 cudaStream_t stream);
 
 // Write what `order` points at, if anything: of every mask plane the row (column) tiles, those that visit
 // most column (row) tiles first, equals as they come without an order; and how many heads take turns. `mask`

@@ -1,7 +1,8 @@
-// Algorithm 2 of the paper on wgmma: one block per column tile of one key head. Each consumer warpgroup owns
-// 64 key columns, keeps their dK and dV in registers and computes S and dP transposed, so that P and dS are A
-// operands where they lie; dS alone passes through shared memory, for dQ, whose head dims or rows the
-// warpgroups divide. dQ is added to an fp32 workspace in bulk, from shared memory.
+// Algorithm 2 of the paper on wgmma: a block takes column tiles, each of one key head, until none is left.
+// Each consumer warpgroup owns 64 key columns, keeps their dK and dV in registers and computes S and dP
+// transposed, so that P and dS are A operands where they lie; dS alone passes through shared memory, for dQ,
+// whose head dims or rows the warpgroups divide. dQ is added to an fp32 workspace in bulk, from shared
+// memory.
 //
 // The consumers take turns: while one computes exponentials, the products of the other run. So they stand
 // about half a step apart, which is possible because dQ of a step, the only product that needs both, is
@@ -105,7 +106,7 @@ struct BackwardConfig {
     RowRuns runs;     // has no registers for them
     NearTiles near[kHelpers];
     Part parts[kConsumers];
-    int number;  // of the column tile that the block takes next
+    int first, number;  // of the column tile that the block takes first, and then next
     Barrier kv_full, kv_empty;
     Barrier q_full[kQStages], q_empty[kQStages], dout_full[kStages], dout_empty[kStages], ds_full[kStages];
     Barrier departures_full[kWriters], departures_empty[kWriters], dq_full[kWriters];
@@ -502,7 +503,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (threadIdx.x == 0) {
     smem.init_barriers();
     fence_barrier_init();
-    if constexpr (Config::kPersistent) smem.number = atomicAdd(arguments.ticket, 1);
+    if constexpr (Config::kPersistent) smem.first = atomicAdd(arguments.ticket, 1);
   } else if (threadIdx.x == 32) {
     prefetch_descriptor(&arguments.k);
     prefetch_descriptor(&arguments.v);
@@ -511,7 +512,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   }
   __syncthreads();
   if constexpr (Config::kPersistent) {
-    if (smem.number >= arguments.work_count) return;
+    if (smem.first >= arguments.work_count) return;
   }
   if (warp < 4) {
     shrink_registers<24>();

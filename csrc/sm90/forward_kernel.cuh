@@ -500,19 +500,19 @@ class Consumer {
     return work.row_tile * Config::kBlockM + group_ * 64;
   }
 
-  // While S is computed: what those slots mask of this consumer's rows whose intervals both start and end in
-  // the tile. (Where they do only one of it, comparing is as fast without.) Nobody reads what lay there any
-  // more: all have given back the K stage before.
+  // While S is computed: what those slots mask of this consumer's rows of whose intervals some start and some
+  // end in the tile. (Where they do only one of it, comparing is as fast without.) Nobody reads what lay
+  // there any more: all have given back the K stage before.
   __device__ __forceinline__ void prepare_mask(const typename Config::Step& step,
                                                const typename Config::Work& work) {
     const uint32_t prepared = with_both_ends(step.touched);
     if (Config::kDense || prepared == 0) return;
-    if (thread_ < Config::kBlockN) {
 #pragma unroll 1
-      for (uint32_t slots = prepared; slots != 0; slots &= slots - 1) {
-        const int slot = __ffs(static_cast<int>(slots)) - 1;
-        smem_.intervals[k_.index][group_][slot][thread_] =
-            row_interval(smem_.slots[k_.index][slot][thread_], first_row(work));
+    for (uint32_t slots = prepared; slots != 0; slots &= slots - 1) {
+      const int slot = __ffs(static_cast<int>(slots)) - 1;
+      for (int column = thread_; column < Config::kBlockN; column += 128) {
+        smem_.intervals[k_.index][group_][slot][column] =
+            row_interval(smem_.slots[k_.index][slot][column], first_row(work));
       }
     }
     named_barrier_sync(kIntervalBarrier + group_, 128);
