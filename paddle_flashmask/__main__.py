@@ -32,7 +32,17 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
     info_parser.add_argument("--dtype", choices=DTYPES, default="float32", help="default: %(default)s")
     info_parser.add_argument("--device", choices=("cpu", "gpu"), help="default: Paddle's current one")
-    info_parser.set_defaults(run=lambda options: info(options.shape, options.dtype, options.device))
+    info_parser.add_argument("--dropout", action="store_true", help="say it for dropout")
+    info_parser.add_argument("--deterministic", action="store_true", help="say it for deterministic mode")
+    info_parser.set_defaults(
+        run=lambda options: info(
+            options.shape,
+            options.dtype,
+            options.device,
+            dropout=options.dropout,
+            deterministic=options.deterministic,
+        )
+    )
 
     show_parser = commands.add_parser(
         "show", help="draw a named mask and say what it costs (no Paddle needed)"
@@ -103,7 +113,14 @@ def show(name: str | None, seqlen: int, seed: int, cells: int) -> int:
     return 0
 
 
-def info(shape: tuple[int, ...] | None, dtype: str, device: str | None) -> int:
+def info(
+    shape: tuple[int, ...] | None,
+    dtype: str,
+    device: str | None,
+    *,
+    dropout: bool = False,
+    deterministic: bool = False,
+) -> int:
     """Prints versions, devices and kernels; with a shape, also the kernel that would run and why."""
     lines = {
         "paddle_flashmask": f"{paddle_flashmask.__version__} at {os.path.dirname(paddle_flashmask.__file__)}",
@@ -132,7 +149,7 @@ def info(shape: tuple[int, ...] | None, dtype: str, device: str | None) -> int:
     if shape is None:
         return 0
     device = device or paddle.device.get_device().partition(":")[0]
-    kernel, reason = choose_kernel(shape, dtype, device)
+    kernel, reason = choose_kernel(shape, dtype, device, dropout=dropout, deterministic=deterministic)
     print(f"\n{_sizes(shape)}, {dtype} on {device}: {kernel or 'NO KERNEL'} ({reason})")
     return 0 if kernel else 1
 
@@ -191,15 +208,24 @@ def _sizes(shape: tuple[int, ...]) -> str:
     return ", ".join(f"{name}={size}" for name, size in zip(names, shape, strict=True))
 
 
-def choose_kernel(shape: tuple[int, ...], dtype: str, device: str) -> tuple[str | None, str]:
+def choose_kernel(
+    shape: tuple[int, ...],
+    dtype: str,
+    device: str,
+    *,
+    dropout: bool = False,
+    deterministic: bool = False,
+) -> tuple[str | None, str]:
     """The kernel that the operator takes, or None, and why.
 
     Args:
         shape: B, Sq, Sk, Hq, Hk, D, Dv.
         dtype: of q, k and v.
         device: "cpu" or "gpu".
+        dropout: with dropout.
+        deterministic: in deterministic mode.
     """
-    batch, seqlen_q, seqlen_k, heads_q, _, head_dim, head_dim_v = shape
+    batch, seqlen_q, seqlen_k, heads_q = shape[:4]
     if 0 in (batch, seqlen_q, heads_q):
         return "none needed", "there is no query row: the result is empty"
     if seqlen_k == 0:
@@ -207,21 +233,25 @@ def choose_kernel(shape: tuple[int, ...], dtype: str, device: str) -> tuple[str 
     if device == "cpu":
         accumulator = "float64" if dtype == "float64" else "float32"
         return "cpu", f"tensors on a CPU; sums in {accumulator}"
-    return _choose_cuda_kernel(dtype, head_dim, head_dim_v)
+    return _choose_cuda_kernel(shape, dtype, dropout=dropout, deterministic=deterministic)
 
 
-def _choose_cuda_kernel(dtype: str, head_dim: int, head_dim_v: int) -> tuple[str | None, str]:
+def _choose_cuda_kernel(
+    shape: tuple[int, ...], dtype: str, *, dropout: bool, deterministic: bool
+) -> tuple[str | None, str]:
     from paddle_flashmask import _checks, _ops
 
     if not _ops.cuda_kernels():
         return None, "this build has no CUDA kernels; move the tensors to the CPU"
     if dtype not in _checks.CUDA_FLOATS:
         return None, f"CUDA kernels take {' and '.join(_checks.CUDA_FLOATS)}"
-    if any(dim % 8 != 0 or dim > 256 for dim in (head_dim, head_dim_v)):
+    if any(dim % 8 != 0 or dim > 256 for dim in shape[5:]):
         return None, "CUDA kernels take head dims that are multiples of 8 up to 256"
     parts = []
     for name, backward in (("forward", False), ("backward", True)):
-        found, text = _ops.describe_cuda_kernel(dtype, head_dim, head_dim_v, backward=backward)
+        found, text = _ops.describe_cuda_kernel(
+            dtype, shape, backward=backward, dropout=dropout, deterministic=deterministic and backward
+        )
         if not found:
             return None, text
         parts.append(f"{name}: {text}")

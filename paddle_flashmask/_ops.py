@@ -66,14 +66,33 @@ def cuda_targets() -> tuple[str, ...]:
     return _build_info.CUDA_TARGETS
 
 
-def describe_cuda_kernel(dtype: str, head_dim: int, head_dim_v: int, *, backward: bool) -> tuple[bool, str]:
-    """Whether the current CUDA device has a kernel for these, and which, or why not."""
+class _Shape(ctypes.Structure):
+    """flashmask::Shape."""
+
+    _fields_ = [
+        *((name, ctypes.c_int64) for name in ("batch", "seqlen_q", "seqlen_k")),
+        *((name, ctypes.c_int32) for name in ("heads_q", "heads_k", "head_dim", "head_dim_v")),
+    ]
+
+
+def describe_cuda_kernel(
+    dtype: str, shape: Sequence[int], *, backward: bool, dropout: bool = False, deterministic: bool = False
+) -> tuple[bool, str]:
+    """Whether the current CUDA device has a kernel for these, and which and why it, or why not.
+
+    Args:
+        dtype: of q, k and v.
+        shape: B, Sq, Sk, Hq, Hk, D, Dv.
+        backward: the backward pass, else forward.
+        dropout: with dropout.
+        deterministic: backward in its deterministic mode.
+    """
     load_operators()
     text = ctypes.create_string_buffer(512)
     missing = ctypes.CDLL(str(_LIBRARY)).flashmask_cuda_describe(
         0,  # the best family
-        *(int(backward), _DTYPES.index(dtype), head_dim, head_dim_v),
-        *(0, 0),  # neither dropout nor deterministic
+        *(int(backward), _DTYPES.index(dtype), ctypes.byref(_Shape(*shape))),
+        *(int(dropout), int(deterministic)),
         *(text, ctypes.c_size_t(len(text))),
     )
     return not missing, text.value.decode()

@@ -20,7 +20,7 @@ import flex_masks
 import report
 from cells import Case, Row, Run, paper_case
 from paper_data import PUBLISHED
-from turns import balanced_orders
+from turns import balanced_orders, balanced_rounds, orders_of
 
 CARD = "a card"
 RUN = Run("2026-01-01T00:00:00Z", "sm80", "abc", "123", CARD, "1.0", "2.11", "python kernels.py --peers fa2")
@@ -237,3 +237,13 @@ def test_each_job_follows_each_other_equally_often(count: int) -> None:
     neighbours = Counter(pair for order in orders for pair in pairwise(order))
     assert len(neighbours) == count * (count - 1)
     assert len(set(neighbours.values())) <= 1
+
+
+@pytest.mark.parametrize("count", range(2, 8))
+@pytest.mark.parametrize("wanted", [1, 5, 12, 100])
+def test_balanced_rounds_are_the_next_that_balance(count: int, wanted: int) -> None:
+    rounds = balanced_rounds(count, wanted)
+    assert wanted <= rounds < wanted + 2 * count
+    neighbours = Counter(pair for order in orders_of(count, rounds) for pair in pairwise(order))
+    assert len(neighbours) == count * (count - 1)
+    assert len(set(neighbours.values())) == 1

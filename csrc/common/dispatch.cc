@@ -16,6 +16,7 @@ template <class Params>
 struct Choice {
   const Kernel<Params>* kernel;
   Family family;
+  const char* why;  // this family
 };
 
 void write(char* message, size_t capacity, const char* format, ...) {
@@ -83,14 +84,20 @@ int choose(Family family, const Params& params, Choice<Params>* choice, char* me
   Device device{};
   const cudaError_t error = current_device(&device);
   if (error != cudaSuccess) return fail(message, capacity, "reading the device's limits", error);
-  *choice = {nullptr, Family::kSm90};
+  *choice = {nullptr, Family::kSm90, "Hopper's own, on a Hopper device"};
   // TMA describes no empty tensor; the portable kernels write what little there is then.
   const bool empty = params.shape.batch == 0 || params.shape.seqlen_q == 0 || params.shape.seqlen_k == 0;
   if (device.major == 9 && !empty && family != Family::kSm80) {
     choice->kernel = search(sm90::kernel_table(), params, device.smem_limit);
   }
   if (choice->kernel == nullptr && family != Family::kSm90) {
-    *choice = {search(sm80::kernel_table(), params, device.smem_limit), Family::kSm80};
+    const char* why = family == Family::kSm80 ? "the portable one, as was asked for"
+                      : device.major != 9     ? "the portable one, as the device is no Hopper"
+                      : empty                 ? "the portable one, as a tensor is empty"
+                      : params.dropout.seed_offset != nullptr
+                          ? "the portable one, as Hopper's have no dropout"
+                          : "the portable one, as no Hopper kernel was built";
+    *choice = {search(sm80::kernel_table(), params, device.smem_limit), Family::kSm80, why};
   }
   if (choice->kernel != nullptr) return 0;
   write(message, capacity,
@@ -129,8 +136,9 @@ int describe_chosen(Family family, const Params& params, char* message, size_t c
     write(how, sizeof(how), ", rows of %d heads together, keys in %d splits", plan.pack, plan.splits);
   }
   write(message, capacity,
-        "%s, %d query rows x %d key columns a tile, head dims up to %d and %d, %zu bytes of shared memory%s",
-        name(choice.family), kernel.block_m, kernel.block_n, kernel.head_dim, kernel.head_dim_v,
+        "%s (%s), %d query rows x %d key columns a tile, head dims up to %d and %d, %zu bytes of shared "
+        "memory%s",
+        name(choice.family), choice.why, kernel.block_m, kernel.block_n, kernel.head_dim, kernel.head_dim_v,
         kernel.smem_bytes, how);
   return 0;
 }

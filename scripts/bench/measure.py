@@ -6,11 +6,10 @@ import statistics
 import subprocess
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from itertools import cycle, islice
 from typing import Any
 
 import torch
-from turns import balanced_orders
+from turns import balanced_rounds, orders_of
 
 from paddle_flashmask.masks import ColumnMask
 
@@ -190,12 +189,16 @@ class Clock:
     def take_turns(
         self, jobs: Mapping[str, Callable[[], Any]], seconds: float
     ) -> tuple[dict[str, Timing], float]:
-        """Time jobs, and a large matmul, in turns of balanced order; every run starts with a cold L2.
+        """Time jobs, and a large matmul, in turns; every run starts with a cold L2.
+
+        The order changes from round to round, so that each job follows each other one as often; but where a
+        round takes half a second there are too few rounds for that.
 
         Args:
             jobs: by name; each has run before.
             seconds: to take for warming up, and again for timing, per job. 10 warm-ups and as many
-                repetitions as fit, but at least 2 and 5 (1 and 3 where a round takes half a second).
+                repetitions as fit, but at least 2 and 5 (1 and 3 where a round takes half a second), rounded
+                up to what balances the order.
 
         Returns:
             timings by name, and the matmul's TFLOP/s.
@@ -206,7 +209,10 @@ class Clock:
         min_warmups, min_repetitions = SLOW_MINIMUMS if once > SLOW_ROUND else MINIMUMS
         warmups = max(min_warmups, min(fitting, WARMUPS))
         self.run(everything, warmups - 1)  # the round above was one
-        samples = self.run(everything, max(min_repetitions, min(fitting, MAX_REPETITIONS)))
+        repetitions = max(min_repetitions, min(fitting, MAX_REPETITIONS))
+        if once <= SLOW_ROUND:
+            repetitions = balanced_rounds(len(everything), repetitions)
+        samples = self.run(everything, repetitions)
         timings = {name: Timing(samples[name], warmups) for name in everything}
         return timings, 2 * MATMUL_SIZE**3 / timings.pop("matmul").median / 1e9
 
@@ -214,7 +220,7 @@ class Clock:
         """Launch all rounds without waiting in between, so that no job waits for Python; milliseconds."""
         events: dict[str, list[tuple[torch.cuda.Event, torch.cuda.Event]]] = {name: [] for name in jobs}
         names = list(jobs)
-        for order in islice(cycle(balanced_orders(len(names))), rounds):
+        for order in orders_of(len(names), rounds):
             for name in (names[i] for i in order):
                 start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
                 self._flushed.zero_()

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import cycle, islice
+
 
 def balanced_orders(count: int) -> list[list[int]]:
     """Return orders of ``count`` jobs in which each follows each other one equally often (Williams' design).
@@ -16,6 +18,18 @@ def balanced_orders(count: int) -> list[list[int]]:
     Returns:
         ``count`` orders of an even number of jobs, twice as many of an odd one.
     """
+    assert count > 0, "there is somebody whose turn it is"
     zigzag = [(i + 1) // 2 if i % 2 else (count - i // 2) % count for i in range(count)]
     orders = [[(job + shift) % count for job in zigzag] for shift in range(count)]
     return orders + [order[::-1] for order in orders] if count % 2 else orders
+
+
+def balanced_rounds(count: int, rounds: int) -> int:
+    """Return how many rounds of ``count`` jobs are balanced: ``rounds``, rounded up to whole sets of orders."""
+    orders = len(balanced_orders(count))
+    return -(-rounds // orders) * orders
+
+
+def orders_of(count: int, rounds: int) -> list[list[int]]:
+    """Return the orders of ``count`` jobs in so many rounds; balanced for ``balanced_rounds`` of them."""
+    return list(islice(cycle(balanced_orders(count)), rounds))

@@ -179,7 +179,7 @@ def visible_rows(options: Options, rows: torch.Tensor, seqlen_q: int, seqlen_k: 
 
     if len(bounds) == 1:
         return visible & ~within(bounds[0], seqlen_q)
-    if options.causal:
+    if options.causal and len(bounds) == 2:
         return visible & ~within(*bounds)
     if len(bounds) == 2:
         return visible & ~(rows >= bounds[0]) & ~(rows < bounds[1])

@@ -28,7 +28,7 @@ from paddle_flashmask.reference import (
 )
 
 SHAPE = {"batch": 2, "seqlen_q": 37, "seqlen_k": 29, "heads_q": 4, "heads_k": 2, "device": "cpu"}
-FORMS = [(False, 0, 1), (True, 0, 1), (True, 1, 4), (True, 2, 2), (False, 2, 1), (False, 4, 4)]
+FORMS = [(False, 0, 1), (True, 0, 1), (True, 1, 4), (True, 2, 2), (True, 4, 2), (False, 2, 1), (False, 4, 4)]
 
 
 def options_of(causal: bool, bounds: int, mask_heads: int, dropout_p: float = 0.0) -> Options:

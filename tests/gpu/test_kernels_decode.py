@@ -13,7 +13,7 @@ from kernel_calls import Options
 
 pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("kernels", ["cuda"], indirect=True)]
 
-FORMS = [(False, 0), (True, 0), (True, 1), (True, 2), (False, 2), (False, 4)]
+FORMS = [(False, 0), (True, 0), (True, 1), (True, 2), (True, 4), (False, 2), (False, 4)]
 forms = pytest.mark.parametrize(("causal", "bounds"), FORMS)
 every_seqlen_q = pytest.mark.parametrize("seqlen_q", [1, 2, 7, 64, 128, 300])
 every_group = pytest.mark.parametrize(("heads_q", "heads_k"), [(32, 8), (8, 1), (6, 2)])

@@ -43,7 +43,10 @@ def named_options(name: str) -> Options:
 
 
 def assert_skipping_changes_nothing(kernels: Kernels, problem: Problem, name: str) -> None:
+    """Of dq in deterministic mode only: else it is added in any order."""
     skipping = run(kernels, problem)
+    if not problem.options.deterministic:
+        del skipping["dq"]
     assert_same_bits(run(kernels, problem.with_options(visit="all")), skipping, f"{name}, all")
     dense = problem.with_options(visit="dense", dense=dense_mask(problem))
     assert_same_bits(run(kernels, dense), skipping, f"{name}, dense")
@@ -70,7 +73,7 @@ def test_skipping_changes_no_bit(
 
 
 @pytest.mark.parametrize("mask_heads", [1, 2, 4])
-@pytest.mark.parametrize(("causal", "bounds"), [(True, 1), (True, 2), (False, 2), (False, 4)])
+@pytest.mark.parametrize(("causal", "bounds"), [(True, 1), (True, 2), (True, 4), (False, 2), (False, 4)])
 @head_dims
 def test_skipping_changes_no_bit_with_any_indices(
     kernels: Kernels,

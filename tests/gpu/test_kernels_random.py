@@ -23,7 +23,7 @@ from paddle_flashmask.masks import ColumnMask, registry
 pytestmark = pytest.mark.gpu
 
 INT32 = np.iinfo(np.int32)
-FORMS = [(False, 0), (True, 0), (True, 1), (True, 2), (False, 2), (False, 4)]
+FORMS = [(False, 0), (True, 0), (True, 1), (True, 2), (True, 4), (False, 2), (False, 4)]
 HEAD_DIMS = [
     *((d, d) for d in range(8, 257, 8)),
     *[(192, 128)] * 4,
@@ -51,7 +51,7 @@ def test_long_random_cases(kernels: Kernels, rng: np.random.Generator, index: in
     check_random_case(kernels, rng, min_length=4000, max_length=16384, max_elements=2_000_000)
 
 
-@pytest.mark.parametrize(("causal", "bounds"), [(False, 2), (False, 4), (True, 2)])
+@pytest.mark.parametrize(("causal", "bounds"), [(False, 2), (False, 4), (True, 2), (True, 4)])
 def test_more_column_tiles_than_one_scan_takes(
     kernels: Kernels, rng: np.random.Generator, causal: bool, bounds: int
 ) -> None:

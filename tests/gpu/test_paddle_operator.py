@@ -489,3 +489,19 @@ def test_info_names_the_kernel(capsys):
     out = capsys.readouterr().out
     assert status == 0
     assert "on gpu: CUDA (forward: sm_" in out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hopper", "elsewhere"),
+    [
+        ("--shape 1,4096,4096,8,8,64", "sm_90 (Hopper's own, on", "as the device is no Hopper"),
+        ("--shape 1,4096,4096,8,8,64 --dropout", "as Hopper's have no dropout", "as the device is no Hopper"),
+        ("--shape 1,1,16384,32,8,128", "rows of 4 heads together, keys in", "as the device is no Hopper"),
+    ],
+)
+def test_info_says_why_this_kernel(capsys, arguments, hopper, elsewhere):
+    from paddle_flashmask import __main__ as cli
+
+    assert cli.main(["info", *arguments.split(), "--dtype", "bfloat16", "--device", "gpu"]) == 0
+    on_hopper = paddle.device.cuda.get_device_capability()[0] == 9
+    assert (hopper if on_hopper else elsewhere) in capsys.readouterr().out

@@ -149,8 +149,9 @@ def test_info_says_which_cuda_kernel_would_run(capsys, monkeypatch, kernels, sha
     pytest.importorskip("paddle")
     from paddle_flashmask import _ops
 
-    def describe(dtype, head_dim, head_dim_v, *, backward):
-        return (True, "tiles") if head_dim <= 192 else (False, "too wide")
+    def describe(dtype, shape, *, backward, dropout, deterministic):
+        assert not dropout and not deterministic
+        return (True, "tiles") if shape[5] <= 192 else (False, "too wide")
 
     monkeypatch.setattr(_ops, "cuda_kernels", lambda: kernels)
     monkeypatch.setattr(_ops, "cuda_targets", lambda: ("80", "90"))
@@ -160,6 +161,25 @@ def test_info_says_which_cuda_kernel_would_run(capsys, monkeypatch, kernels, sha
     assert reason in out
     built = "sm80, for compute capability 80, 90; head dims up to 64, 192/128" if kernels else "none built"
     assert f"CUDA kernels      {built}\n" in out
+
+
+def test_info_asks_for_what_is_wanted(capsys, monkeypatch):
+    pytest.importorskip("paddle")
+    from paddle_flashmask import _ops
+
+    asked = []
+
+    def describe(dtype, shape, *, backward, dropout, deterministic):
+        asked.append((dtype, shape, backward, dropout, deterministic))
+        return True, "tiles"
+
+    monkeypatch.setattr(_ops, "cuda_kernels", lambda: CUDA_KERNELS)
+    monkeypatch.setattr(_ops, "cuda_targets", lambda: ("80", "90"))
+    monkeypatch.setattr(_ops, "describe_cuda_kernel", describe)
+    wanted = ["--shape", "1,1,9,8,2,64", "--dtype", "bfloat16", "--dropout", "--deterministic"]
+    assert run(capsys, "info", *wanted, "--device", "gpu")[0] == 0
+    shape = (1, 1, 9, 8, 2, 64, 64)
+    assert asked == [("bfloat16", shape, False, True, False), ("bfloat16", shape, True, True, True)]
 
 
 def test_info_without_operators_says_how_to_build_them(capsys, monkeypatch):

@@ -43,10 +43,11 @@ FLASHMASK_API int flashmask_cuda_backward(int32_t family, const flashmask::Backw
 FLASHMASK_API int flashmask_cuda_forward_describe(int32_t family, const flashmask::ForwardParams* params,
                                                   char* message, size_t capacity);
 
-// Says which of the built kernels the current device would run, in `message`; what is not said is as in
-// production. Returns nonzero, and why, if there is none.
+// Says which of the built kernels the current device would run for a shape, and why that family, in
+// `message`; what is not said is as in production, with one mask for all heads. Returns nonzero, and why, if
+// there is none.
 FLASHMASK_API int flashmask_cuda_describe(int32_t family, int32_t backward, flashmask::DType dtype,
-                                          int32_t head_dim, int32_t head_dim_v, int32_t dropout,
+                                          const flashmask::Shape* shape, int32_t dropout,
                                           int32_t deterministic, char* message, size_t capacity);
 
 // For tests: kinds [Bm, Hm, ceil(Sq / block_m), ceil(Sk / block_n)] receives each tile's TileKind (0 masked,
