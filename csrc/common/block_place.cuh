@@ -1,4 +1,5 @@
-// Which column tile of which key head a block of backward takes.
+// Which column tile of which key head a block of backward takes; where it takes one after another, `number`
+// is that of its ticket.
 #pragma once
 
 #include "common/tile_order.cuh"
@@ -7,13 +8,13 @@ namespace flashmask {
 
 // In free order a head's column tiles ascend, so under causality the longest come first, or come as
 // `order.tiles` says. In deterministic order (`order` has heads_in_turns alone) a head's column tiles
-// descend, so that every block waits only for blocks before it, and heads take turns for a reason of their
+// descend, so that a column tile waits only for lower numbers, and heads take turns for a reason of their
 // own: where all column tiles visit the same few rows (global tokens, the last of causal blocks) the chain of
 // hand-overs through one head is longer than its share of the work, so it has to pass under the work of other
 // heads. How many are in turns is what L2 holds of what the blocks that run share (choose_heads_in_turns in
 // mask_prepass.cu).
 //
-// Any number of heads from 1 on is safe: a head's column tiles descend with the block's number whatever it
+// Any number of heads from 1 on is safe: a head's column tiles descend with the number whatever it
 // is. Nor do results depend on it: a row tile's column tiles add in descending order, however many heads run
 // beside.
 struct BlockPlace {
@@ -24,12 +25,12 @@ struct BlockPlace {
   BlockPlace() = default;
 
   __device__ __forceinline__ BlockPlace(const Shape& shape, int column_tiles, const int32_t* heads_in_turns,
-                                        int block) {
+                                        int number) {
     const int heads_k = shape.heads_k;
-    int plane = block / column_tiles;
-    column_tile = block % column_tiles;
+    int plane = number / column_tiles;
+    column_tile = number % column_tiles;
     if (heads_in_turns != nullptr) {
-      const RankInPlane at(block, column_tiles, static_cast<int>(shape.batch) * heads_k,
+      const RankInPlane at(number, column_tiles, static_cast<int>(shape.batch) * heads_k,
                            __ldg(heads_in_turns));
       plane = at.plane;
       column_tile = column_tiles - 1 - at.rank;
@@ -39,8 +40,8 @@ struct BlockPlace {
   }
 
   __device__ __forceinline__ BlockPlace(const Shape& shape, int column_tiles, const TileOrder& order,
-                                        int block)
-      : BlockPlace(shape, column_tiles, order.heads_in_turns, block) {
+                                        int number)
+      : BlockPlace(shape, column_tiles, order.heads_in_turns, number) {
     if (order.tiles != nullptr)
       column_tile = order.tile(batch, head_k, column_tiles - 1 - column_tile);  // of its rank
   }

@@ -1,6 +1,7 @@
 // Backward's question: which row tiles does this column tile visit, and which of them need masking? Each slot
-// hides one run of row tiles whole, so with two slots the visited ones are at most three runs; and each slot
-// touches one run of row tiles. All of it is known in constant time from the extremes.
+// hides one run of row tiles whole, and causality's run begins at row 0, so what it and two more leave are at
+// most three runs; and each slot touches one run of row tiles. All of it is known in constant time from the
+// extremes.
 #pragma once
 
 #include "common/mask_tiles.cuh"

@@ -40,7 +40,8 @@ struct BackwardConfig {
   static constexpr int kQStages = kQStages_;  // of Q and what comes with it
   static constexpr int kStages = 2;           // of dO and what comes with it, and of dS
   static constexpr bool kPersistent = true;   // a block takes column tiles until none is left
-  // Of those that come to a row tile's dQ, so that nobody has to clear it; in free order if they are few.
+  // The first that comes to a row tile's dQ stores it, so that nobody clears it; in free order only where few
+  // come (kFewVisits).
   static constexpr bool kFirstStores = true;
   // dP - delta is one product: delta's parts are columns of dO, with columns of ones beside V. A half does
   // not hold every delta, so in float16 it is subtracted.
@@ -100,17 +101,19 @@ struct BackwardConfig {
     alignas(128) char delta[kStages][kBlockM * kDeltaBytes];
     alignas(128) Slot slots[kStages][kMaxSlots][kBlockN];
     Step steps[kQStages];
-    BlockPlace place;                // of the column tile whose K and V are here or on their way
-    Departure departures[kWriters];  // the next that a writer sees to
-    BlockPlace next;  // of the column tile being fetched, and its row tiles: the producer's, which
-    RowRuns runs;     // has no registers for them
-    NearTiles near[kHelpers];
-    Part parts[kConsumers];
+    BlockPlace place;   // of the column tile whose K and V are here or on their way
+    BlockPlace next;    // of the column tile being fetched, and its row tiles: the producer's, which
+    RowRuns runs;       // has no registers for them
     int first, number;  // of the column tile that the block takes first, and then next
     Barrier kv_full, kv_empty;
     Barrier q_full[kQStages], q_empty[kQStages], dout_full[kStages], dout_empty[kStages], ds_full[kStages];
+    // Deterministic order.
+    NearTiles near[kHelpers];
+    Departure departures[kWriters];  // the next that a writer sees to
     Barrier departures_full[kWriters], departures_empty[kWriters], dq_full[kWriters];
     Barrier dq_empty;
+    // Free order.
+    Part parts[kConsumers];
     Barrier part_full[kConsumers], part_empty[kConsumers];
 
     __device__ __forceinline__ void init_barriers() {

@@ -1,5 +1,5 @@
-// Host side of the Hopper backward, of tensors that are not empty: workspace plan, row statistics, pre-pass,
-// main kernel, dQ conversion.
+// Host side of the Hopper backward, of tensors that are not empty: workspace plan; pre-pass and what is
+// chosen from it (order, heads in turns, whether dQ is cleared); row statistics; main kernel; dQ conversion.
 #pragma once
 
 #include <algorithm>
@@ -133,10 +133,10 @@ cudaError_t launch_backward(const BackwardParams& params) {
     arguments.dq_cleared = reinterpret_cast<int32_t*>(workspace + plan.cleared);
     if (wants_dq) {
       clearing = {arguments.dq, arguments.dq_cleared, arguments.dq_turn, PartWriter<Config>::kStored};
+      error = launch_visits_choice(arguments.mask, shape, Config::kBlockM, kFewVisits, arguments.dq_cleared,
+                                   stream);
+      if (error != cudaSuccess) return error;
     }
-    error = launch_visits_choice(arguments.mask, shape, Config::kBlockM, kFewVisits, arguments.dq_cleared,
-                                 stream);
-    if (error != cudaSuccess) return error;
   }
   sm80::backward_before_kernel<Config><<<row_blocks, 128, 0, stream>>>(params, arguments.rows, clearing);
   error = encode_tensor_maps<Config>(params, &arguments);

@@ -135,7 +135,8 @@ class PartWriter {
     const Shape& shape = arguments_.params.shape;
     int32_t* visits =
         arguments_.dq_turn + group_ * (shape.batch * shape.heads_q * int64_t{arguments_.rows.tiles});
-    const bool wanted = arguments_.params.dq.data != nullptr, cleared = *arguments_.dq_cleared;
+    const bool wanted = arguments_.params.dq.data != nullptr;
+    const bool cleared = wanted && *arguments_.dq_cleared;
     int stored = -1;  // a row tile of which it is known that there is something to add to
     for (int parity = 0;; parity ^= 1) {
       smem_.part_full[group_].wait(parity);

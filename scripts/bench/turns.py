@@ -25,7 +25,7 @@ def balanced_orders(count: int) -> list[list[int]]:
 
 
 def balanced_rounds(count: int, rounds: int) -> int:
-    """Return how many rounds of ``count`` jobs are balanced: ``rounds``, rounded up to whole sets of orders."""
+    """Return how many rounds balance ``count`` jobs: ``rounds``, rounded up to whole sets of orders."""
     orders = len(balanced_orders(count))
     return -(-rounds // orders) * orders
 

@@ -54,6 +54,10 @@ CASES = [
     case("random", "float16", 72, 88, bounds=2, dropout_p=0.2),
     case("random", "bfloat16", 128, 128, bounds=4, dropout_p=0.2),
     case("full", "bfloat16", 192, 192, dropout_p=0.2),
+    # More column tiles than multiprocessors, so that a block takes several; dQ cleared, and not.
+    case("random", "bfloat16", 128, 128, bounds=4, seqlen_q=70, seqlen_k=2600, heads_q=8, heads_k=4),
+    case("random", "bfloat16", 64, 64, bounds=2, seqlen_q=70, seqlen_k=2600, heads_q=4, heads_k=4),
+    case("full", "float16", 128, 128, seqlen_q=150, seqlen_k=1400, heads_q=8, heads_k=8),
     # Few query rows: heads share row tiles, keys are split.
     case("causal", "bfloat16", 128, 128, seqlen_q=5, seqlen_k=1100),
     case("full", "float16", 64, 64, seqlen_q=1, seqlen_k=1500, heads_q=6),

@@ -391,7 +391,7 @@ def test_walks_over_no_one_and_many_row_tiles(
 def test_all_column_tiles_meet_at_the_same_rows(
     kernels: Kernels, seed: int, seqlen_k: int, head_dim: int, deterministic: bool
 ) -> None:
-    """Who comes first may be treated otherwise, where they are few, and who that is differs from run to run."""
+    """Who comes first may be treated otherwise, if few come, and who that is differs from run to run."""
     options = Options(deterministic=deterministic)
     x = make_problem(seed, seqlen_q=100, seqlen_k=seqlen_k, heads_q=16, head_dim=head_dim, options=options)
     for repeat in range(20):

@@ -52,6 +52,24 @@ def assert_skipping_changes_nothing(kernels: Kernels, problem: Problem, name: st
     assert_same_bits(run(kernels, dense), skipping, f"{name}, dense")
 
 
+@pytest.mark.parametrize("name", ["causal", "sliding_window", "share_question"])
+@head_dims
+def test_skipping_changes_no_bit_in_free_order(
+    kernels: Kernels, seed: int, head_dims: tuple[int, int], name: str
+) -> None:
+    problem = make_problem(
+        seed,
+        batch=2,
+        seqlen_q=SEQLEN,
+        heads_q=4,
+        heads_k=2,
+        head_dim=head_dims[0],
+        head_dim_v=head_dims[1],
+        options=replace(named_options(name), deterministic=False),
+    )
+    assert_skipping_changes_nothing(kernels, problem, name)
+
+
 @pytest.mark.parametrize("name", registry.names())
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @head_dims
@@ -134,16 +152,38 @@ def test_longest_first_changes_no_bit(kernels: Kernels, seed: int, head_dim: int
     assert many.dlse is not None
     first = {name: getattr(many, name)[:1] for name in ("q", "k", "v", "dout", "dlse")}
     expected = run(kernels, many)
+    sample = replace(many, **first)
+    alone = run(kernels, sample)
+    assert_matches({"dq": alone["dq"]}, sample, "one sample")
     del expected["dq"]  # its sums have no order
-    alone = run(kernels, replace(many, **first))
     assert_same_bits(alone, {name: values[:1] for name, values in expected.items()}, "one sample")
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("head_dim", [64, 128, 256])
+@pytest.mark.parametrize("name", ["causal_document", "full"])
+def test_blocks_take_one_column_tile_after_another(
+    kernels: Kernels, seed: int, name: str, head_dim: int, deterministic: bool
+) -> None:
+    """448 column tiles: more than three for every multiprocessor."""
+    problem = make_problem(
+        seed,
+        batch=4,
+        seqlen_q=SEQLEN,
+        heads_q=16,
+        head_dim=head_dim,
+        options=replace(named_options(name), deterministic=deterministic),
+    )
+    assert_skipping_changes_nothing(kernels, problem, name)
+    dq = run(kernels, problem, wanted=("dq",))["dq"]
+    assert_matches({"dq": dq}, problem, name)
 
 
 # Determinism.
 
 
 def repeated_problem(seed: int, head_dims: tuple[int, int], dropout_p: float) -> Problem:
-    """Enough blocks to keep a whole device busy, each dQ tile contended for by up to 16 of them."""
+    """Several column tiles for every multiprocessor, each dQ tile contended for by up to 16 of them."""
     indices = torch.full((1, 1, 1024, 1), 1024, dtype=torch.int32).cuda()
     indices[:, :, :300] = 700
     options = Options(
@@ -155,7 +195,7 @@ def repeated_problem(seed: int, head_dims: tuple[int, int], dropout_p: float) ->
     )
     return make_problem(
         seed,
-        batch=2,
+        batch=5,
         seqlen_q=1024,
         heads_q=16,
         heads_k=8,
