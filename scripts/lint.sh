@@ -8,7 +8,7 @@ cd "$(dirname "${BASH_SOURCE[0]}")/.."
 
 bin="$PWD/.venv-test/bin"
 [[ -x "$bin/ruff" ]] || bash scripts/setup_env.sh test
-mapfile -t kernels < <(git ls-files 'csrc/*.h' 'csrc/*.cc' 'csrc/*.cuh' 'csrc/*.cu')
+mapfile -t kernels < <(git ls-files "csrc/*.h" "csrc/*.cc" "csrc/*.cuh" "csrc/*.cu" "tests/host/*")
 
 if [[ "${1:-}" == --fix ]]; then
   "$bin/ruff" format
