@@ -320,6 +320,22 @@ def test_launches_go_to_the_current_stream():
     assert running == (True, False)
 
 
+def test_indices_may_be_freed_while_the_kernel_runs(rng):
+    """Whoever gets their memory next writes to it behind the kernel."""
+    shape = (1, 8192, 32, 128)
+    q, k, v = (to_device(rng.standard_normal(shape).astype(np.float32), "bfloat16") for _ in range(3))
+    indices, causal = masks.causal_document([1024] * 8).to_startend_row_indices()
+    kept = to_device(indices)
+    expected = to_host(_ops.flashmask(q, k, v, kept, causal=causal, softmax_scale=0.1)[0])
+
+    freed = to_device(indices)
+    out = _ops.flashmask(q, k, v, freed, causal=causal, softmax_scale=0.1)[0]
+    del freed
+    others = [to_device(np.zeros_like(indices)) for _ in range(8)]  # as indices they would mask all
+    np.testing.assert_array_equal(to_host(out), expected)
+    assert len(others) == 8
+
+
 def test_results_on_a_side_stream():
     case = BY_NAME["D 128"]
     expected = run(case, deterministic=True)
