@@ -331,9 +331,9 @@ def test_indices_may_be_freed_while_the_kernel_runs(rng):
     freed = to_device(indices)
     out = _ops.flashmask(q, k, v, freed, causal=causal, softmax_scale=0.1)[0]
     del freed
-    others = [to_device(np.zeros_like(indices)) for _ in range(8)]  # as indices they would mask all
+    for _ in range(8):
+        to_device(np.zeros_like(indices))  # as indices they would mask everything
     np.testing.assert_array_equal(to_host(out), expected)
-    assert len(others) == 8
 
 
 def test_results_on_a_side_stream():
