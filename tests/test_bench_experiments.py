@@ -232,6 +232,19 @@ def test_inference_tables_are_the_papers() -> None:
     assert "| paddle_flashmask | 8K |  | 0.7500 | 0.500 | 0.2749 | 549.8 |  |" in text
 
 
+def test_the_kernel_benchmarks_runner_takes_inferences_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from runner import Bench
+
+    monkeypatch.setattr(sys, "argv", ["inference.py", "--kernels", "sm90"])
+    arguments, _ = inference.parse_arguments()
+    bench = Bench.__new__(Bench)  # its constructor needs a GPU
+    bench.arguments, bench.peers = arguments, ["flex"]
+    for direction in arguments.directions:
+        case = inference.inference_case("document", 8192)
+        assert bench.implementations(case, direction) == ["sm90", "flex"]
+
+
 def test_what_got_slower_is_named(tmp_path: Path) -> None:
     def measured(milliseconds: float, share: float) -> regress.Ratios:
         rows = [kernel_row("sm90", milliseconds, share=share), kernel_row("flex", 2.0)]
