@@ -12,6 +12,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts" / "bench"))
 
+import cells
 import end_to_end
 import inference
 import memory
@@ -265,6 +266,46 @@ def test_what_got_slower_is_named(tmp_path: Path) -> None:
         f"faster by 12.5 %: {case} / matmul (0.800 before, 0.900 now)",
     ]
     assert [*regress.compare(stored, {})] == []
+
+
+@pytest.mark.parametrize("store", [False, True])
+def test_what_fails_or_was_left_out_is_no_pass(
+    store: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = "document 8K D=128, 32:8 heads"
+    before = [kernel_row(name, 1.0, direction=way) for name in ("sm90", "flex") for way in cells.DIRECTIONS]
+    before += [replace(row, case=replace(row.case, mask="causal")) for row in before]
+    path = regress.path_of("sm90", RUN.card, tmp_path)
+    stored = regress.ratios(Results(before, "sm90", RUN.card))
+    assert len(stored) == 8
+    regress.write(path, stored)
+
+    def call(rows: list[Row]) -> str:
+        (tmp_path / "x.csv").unlink(missing_ok=True)
+        cells.append_rows(tmp_path / "x.csv", rows)
+        regress.main()
+        return capsys.readouterr().out
+
+    options = ["--ratios", str(tmp_path), *(["--store"] if store else [])]
+    monkeypatch.setattr(sys, "argv", ["regress.py", str(tmp_path / "x.csv"), *options])
+    assert "8 of 8 stored ratios were measured again\n" in call(before)
+    out = call([row for row in before if row.case.mask == "document"])
+    assert "4 of 8" in out
+    assert out.count("  not measured again: causal 8K") == 4
+    # An older row of the same kernels was right: the newest counts.
+    later = replace(RUN, started="2027-01-01T00:00:00Z")
+    wrong = replace(before[0], run=later, status="failed", reason="wrong")
+    with pytest.raises(SystemExit, match="2 stored ratios are of kernels that fail now"):
+        call([*before, wrong])
+    out = capsys.readouterr().out
+    assert "6 of 8" in out
+    assert f"  FAILED: {case} forward / Flex\n  FAILED: {case} forward / matmul\n" in out
+    assert regress.read(path) == stored
+    # A peer's failure is not ours, and is no measurement either.
+    out = call([*before, replace(wrong, implementation="flex")])
+    assert f"7 of 8 stored ratios were measured again\n  not measured again: {case} forward / Flex\n" in out
+    # What was mended counts again.
+    assert "8 of 8" in call([*before, wrong, replace(before[0], run=replace(later, started="2028"))])
 
 
 def test_results_of_other_sources_are_stale(tmp_path: Path) -> None:
