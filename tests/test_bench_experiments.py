@@ -198,22 +198,67 @@ def test_memory_is_written_down(tmp_path: Path) -> None:
     assert (tmp_path / "x.png").exists()
 
 
-def step_row(method: str, seconds: float, weight: int, note: str = "") -> dict[str, str]:
+def step_row(
+    method: str, seconds: float, weight: int, number: int = 0, note: str = "", **others: str
+) -> dict[str, str]:
     row = {"task": "sft", "seqlen": "4096", "layers": "2", "method": method, "weight": str(weight)}
-    status = {"status": "failed" if note else "ok", "note": note}
-    return PROVENANCE | row | status | {"seconds": str(seconds), "peak_bytes": str(2**31)}
+    row |= {"status": "failed" if note else "ok", "note": note, "bins": "2", "bin": str(number)}
+    return PROVENANCE | row | {"seconds": str(seconds), "peak_bytes": str(2**31)} | others
 
 
 def test_tokens_per_second_weigh_samples_as_their_bins(tmp_path: Path) -> None:
-    rows = [step_row("ours", 1.0, 3), step_row("ours", 5.0, 1), step_row("flex", 4.0, 4)]
-    rows += [step_row("dense", 1.0, 3), step_row("dense", 0.0, 1, "out of memory")]
-    assert end_to_end.rates(rows, "sft", "ours") == {4096: (4096 * 4 / 8, 2.0)}
-    assert end_to_end.rates(rows, "sft", "dense") == {}
+    rows = [step_row("ours", 1.0, 3), step_row("ours", 5.0, 1, 1), step_row("flex", 4.0, 4)]
+    rows += [step_row("dense", 1.0, 3), step_row("dense", 0.0, 1, 1, "out of memory")]
+    assert end_to_end.rates(rows, "sft", 2, "ours") == {4096: (4096 * 4 / 8, 2.0)}
+    assert end_to_end.rates(rows, "sft", 2, "dense") == {}
     text = end_to_end.render(rows)
     assert "| 4K | 2,048 | 2.0 | 1,024 (2.00) | 2.0 | out of memory |  |  |  |" in text
     pytest.importorskip("matplotlib")
     end_to_end.draw(rows, tmp_path / "x.png")
     assert (tmp_path / "x.png").exists()
+
+
+def test_steps_of_other_layers_bins_and_older_runs_are_not_summed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [step_row("ours", 9.0, 3, 0, "no", started="2026-02"), step_row("ours", 5.0, 1, 1)]
+    rows += [step_row("ours", 1.0, 3, started="2026-03")]  # this one counts, and the failure before does not
+    rows += [step_row("ours", 7.0, 3)]  # older, though it stands below
+    rows += [step_row("ours", 99.0, 4, bins="1", started="2026-04")]
+    rows += [step_row("ours", 2.0, 4, layers="8"), step_row("ours", 3.0, 4, layers="8", seqlen="8192")]
+    assert end_to_end.rates(rows, "sft", 2, "ours") == {4096: (4096 * 4 / 8, 2.0)}
+    assert end_to_end.rates(rows, "sft", 8, "ours") == {4096: (2048.0, 2.0), 8192: (8192 / 3, 2.0)}
+    newer = [*rows, step_row("ours", 0.0, 3, 0, "out of memory", started="2027")]
+    assert end_to_end.rates(newer, "sft", 2, "ours") == {}
+    text = end_to_end.render(rows)
+    assert text.count("## sft, 2 layers") == text.count("## sft, 8 layers") == 1
+    assert "| 4K | 2,048 | 2.0 |" in text.split("8 layers")[0]
+    assert "| no |" not in text
+    assert "| out of memory |" in end_to_end.render(newer)
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    drawn = []
+    monkeypatch.setattr(pyplot, "close", drawn.append)
+    end_to_end.draw(rows, tmp_path / "x.png")
+    titles = [axis.get_title() for axis in drawn[0].axes]
+    assert titles == ["sft, 2 layers", "sft, 8 layers", "", ""]
+    assert "2 layers" not in drawn[0].get_suptitle()
+
+
+def test_a_failed_step_is_run_again_if_asked_and_then_forgotten(tmp_path: Path) -> None:
+    log = Log(tmp_path / "x.csv", end_to_end.COLUMNS, RUN)
+    key = {"task": "sft", "method": "flex"}
+
+    def left(*, retry: bool = False) -> list[int]:
+        return end_to_end.bins_left(log, key, 3, retry=retry)
+
+    assert left() == [0, 1, 2]
+    log.add({**key, "bin": 0, "status": "ok"})
+    assert left() == left(retry=True) == [1, 2]
+    log.add({**key, "bin": 1, "status": "failed"})
+    assert left() == []
+    assert left(retry=True) == [1, 2]
+    log.add({**key, "bin": 1, "status": "ok"})
+    assert left() == [2]  # an interrupted retry
 
 
 def kernel_row(name: str, milliseconds: float, *, direction: str = "forward", share: float = 0.5) -> Row:

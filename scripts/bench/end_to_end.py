@@ -10,9 +10,10 @@ train all weights, lora thin ones. dpo and rm run one sequence of questions with
 without the reference model or the losses of those tasks. A step takes a new mask, and making it ready counts:
 our indices, FlexAttention's blocks, the dense ones' matrix. Of each task's 240 samples one per bin of
 sparsity is run, and counts as often as its bin has samples. Attention is compared with the definition first,
-per length, method and kind of mask. Rows are appended as they are measured; a later call leaves out what is
-there. What runs out of memory is a row too. Writes end_to_end.csv, .md and .png. On a CPU it can be tried
-out: --device cpu --lengths 512 --bins 2
+per task, length and method. Rows are appended as they are measured; a later call leaves out what is there.
+What runs out of memory is a row too, and so is what else fails: --retry runs it again, and the newest row of
+a step counts. Writes end_to_end.csv, .md and .png. On a CPU it can be tried out: --device cpu --lengths 512
+--bins 2
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ LENGTHS = [4096, 8192, 16384, 32768]
 TOLERANCE = 0.02  # of the norm, bfloat16 throughout
 COLUMNS = ["task", "seqlen", "layers", "method", "bins", "bin", "rho", "weight"]
 COLUMNS += ["seconds", "peak_bytes", "status", "note"]
+SERIES = ("task", "seqlen", "layers", "method")  # steps of which one number is made
 Rows = Sequence[Mapping[str, str]]
 
 
@@ -64,6 +66,7 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS)
     parser.add_argument("--layers", type=int, default=2)
     parser.add_argument("--bins", type=int, default=10, help="of sparsity; one step of each is run")
+    parser.add_argument("--retry", action="store_true", help="what failed in an earlier call too")
     return provenance.parse(parser, "end_to_end.py")
 
 
@@ -207,16 +210,21 @@ def run(arguments: argparse.Namespace, command: str) -> None:
                 for method in arguments.methods:
                     key = {"task": task, "seqlen": seqlen, "layers": arguments.layers, "method": method}
                     key["bins"] = arguments.bins
-                    left = [i for i in range(len(samples)) if log.newest(**key, bin=i) is None]
-                    if left and not _failed(log, key):
+                    left = bins_left(log, key, len(samples), retry=arguments.retry)
+                    if left:
                         _measure(device, shape, methods, log, key, [(i, *samples[i]) for i in left])
                     gc.collect()
                     if device.name != "cpu":
                         torch.cuda.empty_cache()
 
 
-def _failed(log: Log, key: Mapping[str, Any]) -> bool:
-    return log.newest(**key, status="failed") is not None
+def bins_left(log: Log, key: Mapping[str, Any], bins: int, *, retry: bool) -> list[int]:
+    """Return the bins of a method that are to be run; none where the last one failed, but for a retry."""
+    last = log.newest(**key)
+    if last is not None and last["status"] == "failed" and not retry:
+        return []
+    newest = ((number, log.newest(**key, bin=number)) for number in range(bins))
+    return [number for number, row in newest if row is None or row["status"] == "failed"]
 
 
 def _measure(
@@ -251,17 +259,35 @@ def _measure(
         print(f"{where}: {failure_reason(failure)}", flush=True)
 
 
-def rates(rows: Rows, task: str, method: str) -> dict[int, tuple[float, float]]:
+def current(rows: Rows) -> list[Mapping[str, str]]:
+    """Return the newest row of each step; of a task, length, layers and method those of most bins only."""
+    steps: dict[tuple[str, ...], Mapping[str, str]] = {}
+    for row in sorted(rows, key=lambda row: row["started"]):  # stable: of one run, the last
+        steps[tuple(row[name] for name in (*SERIES, "bins", "bin"))] = row
+    most: dict[tuple[str, ...], int] = {}
+    for step, row in steps.items():
+        series = step[: len(SERIES)]
+        most[series] = max(most.get(series, 0), int(row["bins"]))
+    return [row for step, row in steps.items() if int(row["bins"]) == most[step[: len(SERIES)]]]
+
+
+def rates(rows: Rows, task: str, layers: int, method: str) -> dict[int, tuple[float, float]]:
     """Return tokens/s, samples weighted as their bins, and the highest peak in GiB, by length."""
     found: dict[int, tuple[float, float]] = {}
+    rows = [r for r in current(rows) if (r["task"], int(r["layers"]), r["method"]) == (task, layers, method)]
     for seqlen in sorted({int(row["seqlen"]) for row in rows}):
-        ours = [r for r in rows if (r["task"], r["method"], int(r["seqlen"])) == (task, method, seqlen)]
-        if ours and all(row["status"] == "ok" for row in ours):
+        ours = [row for row in rows if int(row["seqlen"]) == seqlen]
+        if all(row["status"] == "ok" for row in ours):
             weights = [int(row["weight"]) for row in ours]
             seconds = sum(w * float(row["seconds"]) for w, row in zip(weights, ours, strict=True))
             peak = max(int(row["peak_bytes"]) for row in ours)
             found[seqlen] = (seqlen * sum(weights) / seconds, peak / 2**30)
     return found
+
+
+def layer_counts(rows: Rows, task: str) -> list[int]:
+    """Return the numbers of layers that a task was run with."""
+    return sorted({int(row["layers"]) for row in rows if row["task"] == task})
 
 
 def render(rows: Rows) -> str:
@@ -273,19 +299,16 @@ def render(rows: Rows) -> str:
         "no CUDA build of Paddle on PyPI has Hopper code. In brackets: how many times as fast ours is.",
         describe(rows),
     ]
-    layers = sorted({int(row["layers"]) for row in rows})
-    for count in layers:
-        for task in TASKS:
-            here = [row for row in rows if (row["task"], int(row["layers"])) == (task, count)]
-            table = _task_table(here, task)
-            if table:
-                how = "LoRA" if task == "lora" else "all weights"
-                parts += [f"## {task}, {count} layers of Llama-2-7B, {how}", table]
+    for task in TASKS:
+        for layers in layer_counts(rows, task):
+            how = "LoRA" if task == "lora" else "all weights"
+            parts += [f"## {task}, {layers} layers of Llama-2-7B, {how}", _task_table(rows, task, layers)]
     return "\n\n".join(parts) + "\n"
 
 
-def _task_table(rows: Rows, task: str) -> str:
-    by_method = {method: rates(rows, task, method) for method in METHODS}
+def _task_table(rows: Rows, task: str, layers: int) -> str:
+    rows = [row for row in current(rows) if (row["task"], int(row["layers"])) == (task, layers)]
+    by_method = {method: rates(rows, task, layers, method) for method in METHODS}
     lines = []
     for seqlen in sorted({int(row["seqlen"]) for row in rows}):
         cells = [length_name(seqlen)]
@@ -302,28 +325,28 @@ def _task_table(rows: Rows, task: str) -> str:
     header = ["tokens"]
     for method in METHODS:
         header += [f"{LABELS[method]}, tokens/s", "peak GiB"]
-    return markdown_table(header, lines) if lines else ""
+    return markdown_table(header, lines)
 
 
 def draw(rows: Rows, path: Path) -> None:
-    """Draw tokens/s and peak memory against the length, a column per task."""
+    """Draw tokens/s and peak memory against the length, a column per task and number of layers."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    tasks = [task for task in TASKS if any(row["task"] == task for row in rows)]
+    columns = [(task, layers) for task in TASKS for layers in layer_counts(rows, task)]
     figure, axes = pyplot.subplots(
-        2, len(tasks), figsize=(3.4 * len(tasks), 6), squeeze=False, sharex=True, layout="constrained"
+        *(2, len(columns)), figsize=(3.4 * len(columns), 6), squeeze=False, sharex=True, layout="constrained"
     )
-    for column, task in enumerate(tasks):
+    for column, (task, layers) in enumerate(columns):
         for method in METHODS:
-            found = rates(rows, task, method)
+            found = rates(rows, task, layers, method)
             for line, axis in enumerate(axes[:, column]):
                 if found:
                     heights = [values[line] for values in found.values()]
                     axis.plot(list(found), heights, ".-", color=COLORS[method], label=LABELS[method])
-        axes[0, column].set_title(task)
+        axes[0, column].set_title(f"{task}, {layers} layers")
         axes[1, column].set_xscale("log", base=2)
         axes[1, column].set_xlabel("tokens")
         for axis in axes[:, column]:
@@ -332,7 +355,7 @@ def draw(rows: Rows, path: Path) -> None:
     axes[1, 0].set_ylabel("peak memory, GiB")
     if axes[0, 0].has_data():
         axes[0, 0].legend(frameon=False, fontsize=8)
-    figure.suptitle(f"{rows[0]['card']}, {rows[0]['layers']} layers of Llama-2-7B", fontsize=10)
+    figure.suptitle(f"{rows[0]['card']}, layers of Llama-2-7B", fontsize=10)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 
