@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from dataclasses import replace
 from pathlib import Path
 
@@ -48,6 +49,24 @@ def test_sparsity_samples_fill_their_buckets(kind: str, monkeypatch: pytest.Monk
         assert low <= len(sample.documents) <= high
         if kind == "share_question":
             assert all(2 <= len(answers) <= 6 for _, answers in sample.documents)
+
+
+def test_samples_of_buckets_out_of_reach_go_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sparsity.spread(10, [9, 0, 9, 1]) == [5, 0, 4, 1]
+    assert sparsity.spread(10, [1, 0, 2]) == [1, 0, 2]
+    monkeypatch.setattr(paper_data, "DRAWS", 3000)
+    setting = replace(paper_data.SPARSITY_SETTINGS["document"], samples=60)
+    monkeypatch.setitem(paper_data.SPARSITY_SETTINGS, "document", setting)
+    assert len(paper_data.sparsity_samples("document", 4096)) < 60
+    samples = sparsity.samples_of("document", 4096, None)
+    assert len(samples) == len({sample.documents for sample in samples}) == 60
+    counts = Counter(sparsity.bucket_of(sample.rho, setting) for sample in samples)
+    assert 12 < len(counts) < 20
+    assert max(counts.values()) <= 6
+    rhos = [sample.rho for sample in samples]
+    assert sparsity.empty_buckets("document", rhos) == "0.85 to 1.00"
+    assert sparsity.empty_buckets("document", np.linspace(0.01, 0.99, 99).tolist()) == "none"
+    assert sparsity.samples_of("document", 4096, 1) == paper_data.sparsity_samples("document", 4096, 1)
 
 
 @pytest.mark.parametrize(("name", "answers", "most"), [("sft", 1, 10), ("dpo", 2, 10), ("rm", 6, 3)])
@@ -121,7 +140,7 @@ def sparsity_rows(noise: float) -> list[dict[str, str]]:
     rng = np.random.default_rng(0)
     rows = []
     for kind in paper_data.SPARSITY_SETTINGS:
-        for rho in np.linspace(0.5, 0.9, 9):
+        for rho in np.linspace(0.52, 0.92, 9):
             milliseconds = 2 + 10 * (1 - rho) + noise * rng.standard_normal()
             row = {"mask": kind, "seqlen": "32768", "heads": "32", "head_dim": "128", "checked": ""}
             rows.append(PROVENANCE | row | {"rho": str(rho), "milliseconds": str(milliseconds)})
@@ -146,11 +165,9 @@ def test_samples_with_wrong_results_are_named_and_not_fitted(tmp_path: Path) -> 
     rows = sparsity_rows(0.0)
     rows[0] |= {"milliseconds": "", "checked": "wrong: o is not finite"}
     text = sparsity.render(rows)
-    assert "NOT timed, causal_document, rho 0.500: wrong: o is not finite" in text
-    assert (
-        "| causal_document | 8 | 182 | 0.55 to 0.90 | 2.00 + 10.00 (1 - rho) | 1.00000 | 0.00 % | 0 | met |"
-        in text
-    )
+    assert "NOT timed, causal_document, rho 0.520: wrong: o is not finite" in text
+    samples = "| causal_document | 8 | 182 | 0.57 to 0.92 | 0.50 to 0.55, 0.95 to 1.00 |"
+    assert f"{samples} 2.00 + 10.00 (1 - rho) | 1.00000 | 0.00 % | 0 | met |" in text
     pytest.importorskip("matplotlib")
     sparsity.draw(rows, tmp_path / "x.png")
     sparsity.draw(rows[:1], tmp_path / "x.png")
