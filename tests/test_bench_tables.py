@@ -172,6 +172,7 @@ def test_search_memory_and_determinism_are_judged() -> None:
     }
     search = "finding the tiles, 130560 tokens at 95 % sparsity, D=128, forward"
     assert found[search] == ("met", "2.0 % more time than a batch of the same documents")
+    assert "\n20 documents of 6,528 tokens, packed (rho = 0.95) and" in report.render(rows, "sm80")
     assert found["deterministic backward"] == ("NOT met", "0.600 (causal, 8K, D=64; 1 cases)")
     assert found["causal_document_64, 1 head, D=64, forward"] == ("met", "100.0, 100.0, 100.0, 100.0")
 
