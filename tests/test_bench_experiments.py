@@ -6,6 +6,7 @@ import argparse
 import sys
 from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -445,6 +446,58 @@ def test_experiments_run_and_resume(module, options, says, library, tmp_path, mo
     monkeypatch.setattr(sys, "argv", ["x.py", "--report-only", *files[:2]])
     module.main()
     assert says in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wrong", ["", "o", "dq", "dk", "dv"])
+@pytest.mark.parametrize("seqlen", [300, 70000])
+def test_memory_counts_right_results_and_gradients_only(
+    wrong: str, seqlen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    import measure
+
+    def attend(*inputs: torch.Tensor) -> torch.Tensor:
+        doubled = [x + (x - x.detach()) * (wrong == name) for name, x in zip("qkv", inputs, strict=True)]
+        gradients_only = sum(((x - x.detach()) for x in doubled), torch.zeros(()))
+        return gradients_only + (1.1 if wrong == "o" else 1.0)
+
+    wrong = wrong.removeprefix("d")
+    # In place of the definition, so that long sequences take no time: o is 1, and so are its gradients.
+    tensors = [torch.ones(1, seqlen, 1, 1).requires_grad_() for _ in range(3)] + [torch.ones(1, seqlen, 1, 1)]
+    head = torch.ones(seqlen, 1)
+    expected = dict.fromkeys(("o", "dq", "dk", "dv"), head)
+    monkeypatch.setattr(measure, "reference_head", lambda *args: expected)
+    sample = memory.documents(seqlen)
+    if not wrong:
+        memory.check(attend, sample, tensors)
+        return
+    name = wrong if wrong == "o" else f"d{wrong}"
+    with pytest.raises(measure.WrongResultError, match=f"^{name}: off by"):
+        memory.check(attend, sample, tensors)
+
+
+def test_the_cost_of_a_batch_is_measured_from_8_k_to_a_million_tokens() -> None:
+    assert {2**13, 2**16, 2**20} <= set(memory.LENGTHS)
+    ratios = [longer // shorter for shorter, longer in pairwise(memory.LENGTHS)]
+    assert ratios == [2, 2, 2, 2, 4, 4]
+
+
+@pytest.mark.parametrize("part", ["peak", "batch", "layer"])
+def test_no_part_of_memory_counts_wrong_results(
+    part: str, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch_attention
+
+    forward = torch_attention.Attention.forward
+    monkeypatch.setattr(torch_attention.Attention, "forward", lambda *a: tuple(x + 0.1 for x in forward(*a)))
+    files = ["--csv", str(tmp_path / "x.csv"), "--library", str(library), "--commit", "1", "--no-report"]
+    monkeypatch.setattr(
+        sys, "argv", ["x.py", "--device", "cpu", "--no-flex", "--parts", part, "--lengths", "256", *files]
+    )
+    memory.main()
+    [row] = [row for row in Log(tmp_path / "x.csv", memory.COLUMNS).rows if row["name"] == "ours"]
+    assert row["status"] == "failed"
+    assert row["note"].startswith("WrongResultError: o: off by")
 
 
 def test_wrong_results_are_not_timed(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
