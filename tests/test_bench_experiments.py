@@ -262,6 +262,35 @@ def test_steps_of_other_layers_bins_and_older_runs_are_not_summed(
     assert "2 layers" not in drawn[0].get_suptitle()
 
 
+def test_as_many_layers_are_run_as_fit() -> None:
+    """2-byte weights: 4 times 202 M elements of a layer of Llama-2-7B make 1.6 GB."""
+    pytest.importorskip("torch")
+    from llama import Shape
+
+    def fit(gigabytes: float, seqlen: int = 4096, *, lora: bool = False) -> int:
+        return end_to_end.layers_that_fit(Shape(), seqlen, lora=lora, free=int(gigabytes * 1e9), itemsize=2)
+
+    assert fit(80) == fit(80, 32768) == 8
+    assert fit(80, lora=True) == fit(80, 32768, lora=True) == 32
+    assert fit(1) == fit(1, lora=True) == 1
+    assert fit(10) == 4  # 9 GB less 1.4 GB of activations, at 1.65 GB
+    assert 1 < fit(80, 131072, lora=True) < 32
+
+
+def test_the_layers_are_printed_and_recorded(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(end_to_end, "MOST_LAYERS", 3)
+    files = ["--csv", str(tmp_path / "x.csv"), "--library", str(library), "--commit", "1", "--no-report"]
+    options = ["--lengths", "256", "--bins", "1", "--tasks", "sft", "--methods", "ours"]
+    for layers, more in (("3", []), ("1", ["--layers", "1"])):
+        monkeypatch.setattr(sys, "argv", ["x.py", "--device", "cpu", *options, *files, *more])
+        end_to_end.main()
+        assert f"sft 256: {layers} layers\n" in capsys.readouterr().out
+        row = Log(tmp_path / "x.csv", end_to_end.COLUMNS).rows[-1]
+        assert (row["layers"], row["status"]) == (layers, "ok")
+
+
 def test_a_failed_step_is_run_again_if_asked_and_then_forgotten(tmp_path: Path) -> None:
     log = Log(tmp_path / "x.csv", end_to_end.COLUMNS, RUN)
     key = {"task": "sft", "method": "flex"}

@@ -1,11 +1,12 @@
 """Measure training steps of Llama-2-7B's decoder layers on the paper's synthetic data, beside dense masks.
 
-python scripts/bench/end_to_end.py                               # about 6 minutes on an H200
-python scripts/bench/end_to_end.py --bins 3 --tasks sft dpo      # about 2 minutes
+python scripts/bench/end_to_end.py                               # 2 layers: about 6 minutes on an H200
+python scripts/bench/end_to_end.py --layers 2 --bins 3 --tasks sft dpo    # about 2 minutes
 python scripts/bench/end_to_end.py --methods ours flex --lengths 65536 131072
 python scripts/bench/end_to_end.py --report-only
 
-A few layers (--layers) stand for the model: random weights, bfloat16, full recompute, AdamW; sft, dpo and rm
+As many layers as fit into free memory (at most 8, for lora 32; --layers: so many) stand for the model, by an
+estimate that is the same for all methods: random weights, bfloat16, full recompute, AdamW; sft, dpo and rm
 train all weights, lora thin ones. dpo and rm run one sequence of questions with their answers per step,
 without the reference model or the losses of those tasks. A step takes a new mask, and making it ready counts:
 our indices, FlexAttention's blocks, the dense ones' matrix. Of each task's 240 samples one per bin of
@@ -20,6 +21,7 @@ from __future__ import annotations
 
 import argparse
 import gc
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -51,6 +53,11 @@ LENGTHS = [4096, 8192, 16384, 32768]
 TOLERANCE = 0.02  # of the norm, bfloat16 throughout
 COLUMNS = ["task", "seqlen", "layers", "method", "bins", "bin", "rho", "weight"]
 COLUMNS += ["seconds", "peak_bytes", "status", "note"]
+MOST_LAYERS, MOST_LORA_LAYERS = 8, 32  # time per layer is the same from there on; the model has 32
+# Elements per token that one layer's backward pass holds at most, in hidden and in feed-forward sizes: what
+# the layer computed again, and gradients of it; the loss in float32 is less.
+HELD_HIDDEN, HELD_INTERMEDIATE = 20, 8
+MARGIN = 0.9  # of free memory, for what the allocator cannot use and the masks of ours
 SERIES = ("task", "seqlen", "layers", "method")  # steps of which one number is made
 Rows = Sequence[Mapping[str, str]]
 
@@ -64,7 +71,7 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS)
-    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=0, help="default: as many as fit")
     parser.add_argument("--bins", type=int, default=10, help="of sparsity; one step of each is run")
     parser.add_argument("--retry", action="store_true", help="what failed in an earlier call too")
     return provenance.parse(parser, "end_to_end.py")
@@ -161,6 +168,33 @@ def check(device: Device, shape: Shape, attend: Attend, sample: Sample, seqlen: 
             raise measure.WrongResultError(f"{name}: off by {error:.2g} of its norm")
 
 
+def layers_that_fit(shape: Shape, seqlen: int, *, lora: bool, free: int, itemsize: int) -> int:
+    """Estimate how many layers fit into so many bytes, one at least and no more than are of use.
+
+    A layer takes its weights, gradients and AdamW's two moments of those that are trained, and its input;
+    one layer at a time is computed again, and holds its activations.
+    """
+    import torch
+    from llama import DecoderLayer
+
+    with torch.device("meta"):
+        parameters = [*DecoderLayer(shape, lora).parameters()]
+    trained = sum(p.numel() for p in parameters if p.requires_grad)
+    per_layer = sum(p.numel() for p in parameters) + 3 * trained + seqlen * shape.hidden
+    held = seqlen * (HELD_HIDDEN * shape.hidden + HELD_INTERMEDIATE * shape.intermediate)
+    fitting = int(MARGIN * free / itemsize - held) // per_layer
+    return max(1, min(fitting, MOST_LORA_LAYERS if lora else MOST_LAYERS))
+
+
+def free_memory(device: Device) -> int:
+    """Return how many bytes are free on the device, what torch holds for reuse included."""
+    import torch
+
+    if device.name == "cpu":
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+
+
 class Trainer:
     """A few layers and their optimizer."""
 
@@ -200,6 +234,7 @@ def run(arguments: argparse.Namespace, command: str) -> None:
     device = Device(arguments, command)
     log = Log(arguments.csv, COLUMNS, device.run)
     shape = Shape.tiny() if device.name == "cpu" else Shape()
+    free = free_memory(device)  # once: all methods get the same layers
     for seqlen in arguments.lengths:
         for kind in dict.fromkeys(TASKS[task].kind for task in arguments.tasks):
             # Tasks of one kind of mask share what is compiled for it.
@@ -207,8 +242,12 @@ def run(arguments: argparse.Namespace, command: str) -> None:
             methods = Methods(device, seqlen, kind)
             for task in (task for task in arguments.tasks if TASKS[task].kind == kind):
                 samples = binned(training_samples(task, seqlen), arguments.bins)
+                layers = arguments.layers or layers_that_fit(
+                    shape, seqlen, lora=task == "lora", free=free, itemsize=device.dtype.itemsize
+                )
+                print(f"{task} {length_name(seqlen)}: {layers} layers", flush=True)
                 for method in arguments.methods:
-                    key = {"task": task, "seqlen": seqlen, "layers": arguments.layers, "method": method}
+                    key = {"task": task, "seqlen": seqlen, "layers": layers, "method": method}
                     key["bins"] = arguments.bins
                     left = bins_left(log, key, len(samples), retry=arguments.retry)
                     if left:
