@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections import Counter
 from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 
 import numpy as np
@@ -12,6 +14,7 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts" / "bench"))
 
+import cells
 import end_to_end
 import inference
 import memory
@@ -47,6 +50,24 @@ def test_sparsity_samples_fill_their_buckets(kind: str, monkeypatch: pytest.Monk
         assert low <= len(sample.documents) <= high
         if kind == "share_question":
             assert all(2 <= len(answers) <= 6 for _, answers in sample.documents)
+
+
+def test_samples_of_buckets_out_of_reach_go_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert sparsity.spread(10, [9, 0, 9, 1]) == [5, 0, 4, 1]
+    assert sparsity.spread(10, [1, 0, 2]) == [1, 0, 2]
+    monkeypatch.setattr(paper_data, "DRAWS", 3000)
+    setting = replace(paper_data.SPARSITY_SETTINGS["document"], samples=60)
+    monkeypatch.setitem(paper_data.SPARSITY_SETTINGS, "document", setting)
+    assert len(paper_data.sparsity_samples("document", 4096)) < 60
+    samples = sparsity.samples_of("document", 4096, None)
+    assert len(samples) == len({sample.documents for sample in samples}) == 60
+    counts = Counter(sparsity.bucket_of(sample.rho, setting) for sample in samples)
+    assert 12 < len(counts) < 20
+    assert max(counts.values()) <= 6
+    rhos = [sample.rho for sample in samples]
+    assert sparsity.empty_buckets("document", rhos) == "0.85 to 1.00"
+    assert sparsity.empty_buckets("document", np.linspace(0.01, 0.99, 99).tolist()) == "none"
+    assert sparsity.samples_of("document", 4096, 1) == paper_data.sparsity_samples("document", 4096, 1)
 
 
 @pytest.mark.parametrize(("name", "answers", "most"), [("sft", 1, 10), ("dpo", 2, 10), ("rm", 6, 3)])
@@ -120,7 +141,7 @@ def sparsity_rows(noise: float) -> list[dict[str, str]]:
     rng = np.random.default_rng(0)
     rows = []
     for kind in paper_data.SPARSITY_SETTINGS:
-        for rho in np.linspace(0.5, 0.9, 9):
+        for rho in np.linspace(0.52, 0.92, 9):
             milliseconds = 2 + 10 * (1 - rho) + noise * rng.standard_normal()
             row = {"mask": kind, "seqlen": "32768", "heads": "32", "head_dim": "128", "checked": ""}
             rows.append(PROVENANCE | row | {"rho": str(rho), "milliseconds": str(milliseconds)})
@@ -145,11 +166,9 @@ def test_samples_with_wrong_results_are_named_and_not_fitted(tmp_path: Path) -> 
     rows = sparsity_rows(0.0)
     rows[0] |= {"milliseconds": "", "checked": "wrong: o is not finite"}
     text = sparsity.render(rows)
-    assert "NOT timed, causal_document, rho 0.500: wrong: o is not finite" in text
-    assert (
-        "| causal_document | 8 | 182 | 0.55 to 0.90 | 2.00 + 10.00 (1 - rho) | 1.00000 | 0.00 % | 0 | met |"
-        in text
-    )
+    assert "NOT timed, causal_document, rho 0.520: wrong: o is not finite" in text
+    samples = "| causal_document | 8 | 182 | 0.57 to 0.92 | 0.50 to 0.55, 0.95 to 1.00 |"
+    assert f"{samples} 2.00 + 10.00 (1 - rho) | 1.00000 | 0.00 % | 0 | met |" in text
     pytest.importorskip("matplotlib")
     sparsity.draw(rows, tmp_path / "x.png")
     sparsity.draw(rows[:1], tmp_path / "x.png")
@@ -197,22 +216,96 @@ def test_memory_is_written_down(tmp_path: Path) -> None:
     assert (tmp_path / "x.png").exists()
 
 
-def step_row(method: str, seconds: float, weight: int, note: str = "") -> dict[str, str]:
+def step_row(
+    method: str, seconds: float, weight: int, number: int = 0, note: str = "", **others: str
+) -> dict[str, str]:
     row = {"task": "sft", "seqlen": "4096", "layers": "2", "method": method, "weight": str(weight)}
-    status = {"status": "failed" if note else "ok", "note": note}
-    return PROVENANCE | row | status | {"seconds": str(seconds), "peak_bytes": str(2**31)}
+    row |= {"status": "failed" if note else "ok", "note": note, "bins": "2", "bin": str(number)}
+    return PROVENANCE | row | {"seconds": str(seconds), "peak_bytes": str(2**31)} | others
 
 
 def test_tokens_per_second_weigh_samples_as_their_bins(tmp_path: Path) -> None:
-    rows = [step_row("ours", 1.0, 3), step_row("ours", 5.0, 1), step_row("flex", 4.0, 4)]
-    rows += [step_row("dense", 1.0, 3), step_row("dense", 0.0, 1, "out of memory")]
-    assert end_to_end.rates(rows, "sft", "ours") == {4096: (4096 * 4 / 8, 2.0)}
-    assert end_to_end.rates(rows, "sft", "dense") == {}
+    rows = [step_row("ours", 1.0, 3), step_row("ours", 5.0, 1, 1), step_row("flex", 4.0, 4)]
+    rows += [step_row("dense", 1.0, 3), step_row("dense", 0.0, 1, 1, "out of memory")]
+    assert end_to_end.rates(rows, "sft", 2, "ours") == {4096: (4096 * 4 / 8, 2.0)}
+    assert end_to_end.rates(rows, "sft", 2, "dense") == {}
     text = end_to_end.render(rows)
     assert "| 4K | 2,048 | 2.0 | 1,024 (2.00) | 2.0 | out of memory |  |  |  |" in text
     pytest.importorskip("matplotlib")
     end_to_end.draw(rows, tmp_path / "x.png")
     assert (tmp_path / "x.png").exists()
+
+
+def test_steps_of_other_layers_bins_and_older_runs_are_not_summed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = [step_row("ours", 9.0, 3, 0, "no", started="2026-02"), step_row("ours", 5.0, 1, 1)]
+    rows += [step_row("ours", 1.0, 3, started="2026-03")]  # this one counts, and the failure before does not
+    rows += [step_row("ours", 7.0, 3)]  # older, though it stands below
+    rows += [step_row("ours", 99.0, 4, bins="1", started="2026-04")]
+    rows += [step_row("ours", 2.0, 4, layers="8"), step_row("ours", 3.0, 4, layers="8", seqlen="8192")]
+    assert end_to_end.rates(rows, "sft", 2, "ours") == {4096: (4096 * 4 / 8, 2.0)}
+    assert end_to_end.rates(rows, "sft", 8, "ours") == {4096: (2048.0, 2.0), 8192: (8192 / 3, 2.0)}
+    newer = [*rows, step_row("ours", 0.0, 3, 0, "out of memory", started="2027")]
+    assert end_to_end.rates(newer, "sft", 2, "ours") == {}
+    text = end_to_end.render(rows)
+    assert text.count("## sft, 2 layers") == text.count("## sft, 8 layers") == 1
+    assert "| 4K | 2,048 | 2.0 |" in text.split("8 layers")[0]
+    assert "| no |" not in text
+    assert "| out of memory |" in end_to_end.render(newer)
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    drawn = []
+    monkeypatch.setattr(pyplot, "close", drawn.append)
+    end_to_end.draw(rows, tmp_path / "x.png")
+    titles = [axis.get_title() for axis in drawn[0].axes]
+    assert titles == ["sft, 2 layers", "sft, 8 layers", "", ""]
+    assert "2 layers" not in drawn[0].get_suptitle()
+
+
+def test_as_many_layers_are_run_as_fit() -> None:
+    """2-byte weights: 4 times 202 M elements of a layer of Llama-2-7B make 1.6 GB."""
+    pytest.importorskip("torch")
+    from llama import Shape
+
+    def fit(gigabytes: float, seqlen: int = 4096, *, lora: bool = False) -> int:
+        return end_to_end.layers_that_fit(Shape(), seqlen, lora=lora, free=int(gigabytes * 1e9), itemsize=2)
+
+    assert fit(80) == fit(80, 32768) == 8
+    assert fit(80, lora=True) == fit(80, 32768, lora=True) == 32
+    assert fit(1) == fit(1, lora=True) == 1
+    assert fit(10) == 4  # 9 GB less 1.4 GB of activations, at 1.65 GB
+    assert 1 < fit(80, 131072, lora=True) < 32
+
+
+def test_the_layers_are_printed_and_recorded(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(end_to_end, "MOST_LAYERS", 3)
+    files = ["--csv", str(tmp_path / "x.csv"), "--library", str(library), "--commit", "1", "--no-report"]
+    options = ["--lengths", "256", "--bins", "1", "--tasks", "sft", "--methods", "ours"]
+    for layers, more in (("3", []), ("1", ["--layers", "1"])):
+        monkeypatch.setattr(sys, "argv", ["x.py", "--device", "cpu", *options, *files, *more])
+        end_to_end.main()
+        assert f"sft 256: {layers} layers\n" in capsys.readouterr().out
+        row = Log(tmp_path / "x.csv", end_to_end.COLUMNS).rows[-1]
+        assert (row["layers"], row["status"]) == (layers, "ok")
+
+
+def test_a_failed_step_is_run_again_if_asked_and_then_forgotten(tmp_path: Path) -> None:
+    log = Log(tmp_path / "x.csv", end_to_end.COLUMNS, RUN)
+    key = {"task": "sft", "method": "flex"}
+
+    def left(*, retry: bool = False) -> list[int]:
+        return end_to_end.bins_left(log, key, 3, retry=retry)
+
+    assert left() == [0, 1, 2]
+    log.add({**key, "bin": 0, "status": "ok"})
+    assert left() == left(retry=True) == [1, 2]
+    log.add({**key, "bin": 1, "status": "failed"})
+    assert left() == []
+    assert left(retry=True) == [1, 2]
+    log.add({**key, "bin": 1, "status": "ok"})
+    assert left() == [2]  # an interrupted retry
 
 
 def kernel_row(name: str, milliseconds: float, *, direction: str = "forward", share: float = 0.5) -> Row:
@@ -230,6 +323,19 @@ def test_inference_tables_are_the_papers() -> None:
     assert "| FlashInfer, block-sparse | 8K | 64 | 0.7500 | 1.000 | 0.2749 | 274.9 | 2.00 |" in text
     assert "| Flex | 8K |  |  | failed |  |  |  |" in text
     assert "| paddle_flashmask | 8K |  | 0.7500 | 0.500 | 0.2749 | 549.8 |  |" in text
+
+
+def test_the_kernel_benchmarks_runner_takes_inferences_arguments(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from runner import Bench
+
+    monkeypatch.setattr(sys, "argv", ["inference.py", "--kernels", "sm90"])
+    arguments, _ = inference.parse_arguments()
+    bench = Bench.__new__(Bench)  # its constructor needs a GPU
+    bench.arguments, bench.peers = arguments, ["flex"]
+    for direction in arguments.directions:
+        case = inference.inference_case("document", 8192)
+        assert bench.implementations(case, direction) == ["sm90", "flex"]
 
 
 def test_what_got_slower_is_named(tmp_path: Path) -> None:
@@ -252,6 +358,46 @@ def test_what_got_slower_is_named(tmp_path: Path) -> None:
         f"faster by 12.5 %: {case} / matmul (0.800 before, 0.900 now)",
     ]
     assert [*regress.compare(stored, {})] == []
+
+
+@pytest.mark.parametrize("store", [False, True])
+def test_what_fails_or_was_left_out_is_no_pass(
+    store: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    case = "document 8K D=128, 32:8 heads"
+    before = [kernel_row(name, 1.0, direction=way) for name in ("sm90", "flex") for way in cells.DIRECTIONS]
+    before += [replace(row, case=replace(row.case, mask="causal")) for row in before]
+    path = regress.path_of("sm90", RUN.card, tmp_path)
+    stored = regress.ratios(Results(before, "sm90", RUN.card))
+    assert len(stored) == 8
+    regress.write(path, stored)
+
+    def call(rows: list[Row]) -> str:
+        (tmp_path / "x.csv").unlink(missing_ok=True)
+        cells.append_rows(tmp_path / "x.csv", rows)
+        regress.main()
+        return capsys.readouterr().out
+
+    options = ["--ratios", str(tmp_path), *(["--store"] if store else [])]
+    monkeypatch.setattr(sys, "argv", ["regress.py", str(tmp_path / "x.csv"), *options])
+    assert "8 of 8 stored ratios were measured again\n" in call(before)
+    out = call([row for row in before if row.case.mask == "document"])
+    assert "4 of 8" in out
+    assert out.count("  not measured again: causal 8K") == 4
+    # An older row of the same kernels was right: the newest counts.
+    later = replace(RUN, started="2027-01-01T00:00:00Z")
+    wrong = replace(before[0], run=later, status="failed", reason="wrong")
+    with pytest.raises(SystemExit, match="2 stored ratios are of kernels that fail now"):
+        call([*before, wrong])
+    out = capsys.readouterr().out
+    assert "6 of 8" in out
+    assert f"  FAILED: {case} forward / Flex\n  FAILED: {case} forward / matmul\n" in out
+    assert regress.read(path) == stored
+    # A peer's failure is not ours, and is no measurement either.
+    out = call([*before, replace(wrong, implementation="flex")])
+    assert f"7 of 8 stored ratios were measured again\n  not measured again: {case} forward / Flex\n" in out
+    # What was mended counts again.
+    assert "8 of 8" in call([*before, wrong, replace(before[0], run=replace(later, started="2028"))])
 
 
 def test_results_of_other_sources_are_stale(tmp_path: Path) -> None:
@@ -329,6 +475,58 @@ def test_experiments_run_and_resume(module, options, says, library, tmp_path, mo
     monkeypatch.setattr(sys, "argv", ["x.py", "--report-only", *files[:2]])
     module.main()
     assert says in capsys.readouterr().out
+
+
+@pytest.mark.parametrize("wrong", ["", "o", "dq", "dk", "dv"])
+@pytest.mark.parametrize("seqlen", [300, 70000])
+def test_memory_counts_right_results_and_gradients_only(
+    wrong: str, seqlen: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    torch = pytest.importorskip("torch")
+    import measure
+
+    def attend(*inputs: torch.Tensor) -> torch.Tensor:
+        doubled = [x + (x - x.detach()) * (wrong == name) for name, x in zip("qkv", inputs, strict=True)]
+        gradients_only = sum(((x - x.detach()) for x in doubled), torch.zeros(()))
+        return gradients_only + (1.1 if wrong == "o" else 1.0)
+
+    wrong = wrong.removeprefix("d")
+    # In place of the definition, so that long sequences take no time: o is 1, and so are its gradients.
+    tensors = [torch.ones(1, seqlen, 1, 1).requires_grad_() for _ in range(3)] + [torch.ones(1, seqlen, 1, 1)]
+    head = torch.ones(seqlen, 1)
+    expected = dict.fromkeys(("o", "dq", "dk", "dv"), head)
+    monkeypatch.setattr(measure, "reference_head", lambda *args: expected)
+    sample = memory.documents(seqlen)
+    if not wrong:
+        memory.check(attend, sample, tensors)
+        return
+    name = wrong if wrong == "o" else f"d{wrong}"
+    with pytest.raises(measure.WrongResultError, match=f"^{name}: off by"):
+        memory.check(attend, sample, tensors)
+
+
+def test_the_cost_of_a_batch_is_measured_from_8_k_to_a_million_tokens() -> None:
+    assert {2**13, 2**16, 2**20} <= set(memory.LENGTHS)
+    ratios = [longer // shorter for shorter, longer in pairwise(memory.LENGTHS)]
+    assert ratios == [2, 2, 2, 2, 4, 4]
+
+
+@pytest.mark.parametrize("part", ["peak", "batch", "layer"])
+def test_no_part_of_memory_counts_wrong_results(
+    part: str, library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import torch_attention
+
+    forward = torch_attention.Attention.forward
+    monkeypatch.setattr(torch_attention.Attention, "forward", lambda *a: tuple(x + 0.1 for x in forward(*a)))
+    files = ["--csv", str(tmp_path / "x.csv"), "--library", str(library), "--commit", "1", "--no-report"]
+    monkeypatch.setattr(
+        sys, "argv", ["x.py", "--device", "cpu", "--no-flex", "--parts", part, "--lengths", "256", *files]
+    )
+    memory.main()
+    [row] = [row for row in Log(tmp_path / "x.csv", memory.COLUMNS).rows if row["name"] == "ours"]
+    assert row["status"] == "failed"
+    assert row["note"].startswith("WrongResultError: o: off by")
 
 
 def test_wrong_results_are_not_timed(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -12,6 +12,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts" / "bench"))
 
 import cells
+import charts
 import hopper_bars
 import paper_tables
 import report
@@ -135,6 +136,29 @@ def test_document_and_charts(tmp_path: Path) -> None:
     text = report.render(rows, "sm90")
     for title in ("### Bars", "### Ratios, D = 64, S = 8K", "### Forward and backward, D = 64, S = 8K"):
         assert title in text
+
+
+def test_charts_take_the_papers_sparsities_where_they_were_measured() -> None:
+    rows = []
+    for seqlen, masks in ((8192, ("causal", "share_question", "share_question_published")), (32768, TWELVE)):
+        for mask in masks:
+            for direction in DIRECTIONS:
+                milliseconds = 1.0 if mask.endswith("_published") else 2.0
+                rows.append(make_row(paper_case(mask, seqlen, 128), "sm90", milliseconds, direction))
+                if mask == "share_question":  # of another mask than the one that is drawn, at 8 K
+                    rows.append(make_row(paper_case(mask, seqlen, 128), "flex", 3.0, direction))
+    results = Results(rows, "sm90", RUN.card)
+    short, long = paper_tables.paper_shapes(results)
+    assert charts.masks_of(results, short)["share_question"] == "share_question_published"
+    assert charts.masks_of(results, short)["prefix_lm_causal"] == "prefix_lm_causal"
+    assert charts.masks_of(results, long) == dict(zip(TWELVE, TWELVE, strict=True))
+    totals = charts._totals(results, short)
+    assert {mask: sum(sums.milliseconds.values()) for mask, sums in totals["sm90"].items()} == {
+        "causal": 4.0,
+        "share_question": 2.0,
+    }
+    assert "flex" not in totals
+    assert charts._totals(results, long)["flex"].keys() == {"share_question"}
 
 
 def test_reference_of_grouped_heads_sums_their_key_gradients() -> None:

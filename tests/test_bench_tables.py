@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import os
+import shutil
+import subprocess
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -172,6 +175,7 @@ def test_search_memory_and_determinism_are_judged() -> None:
     }
     search = "finding the tiles, 130560 tokens at 95 % sparsity, D=128, forward"
     assert found[search] == ("met", "2.0 % more time than a batch of the same documents")
+    assert "\n20 documents of 6,528 tokens, packed (rho = 0.95) and" in report.render(rows, "sm80")
     assert found["deterministic backward"] == ("NOT met", "0.600 (causal, 8K, D=64; 1 cases)")
     assert found["causal_document_64, 1 head, D=64, forward"] == ("met", "100.0, 100.0, 100.0, 100.0")
 
@@ -188,6 +192,27 @@ def test_document_shows_peers_and_failures() -> None:
     assert f"## {CARD}" in text
     assert RUN.command in text
     assert report.render([], "sm80").startswith("# sm80 kernels")
+
+
+@pytest.mark.parametrize("commit", ["", "1234567 changed"])
+def test_tables_hand_the_commit_on(commit: str, tmp_path: Path) -> None:
+    """Where they are run there may be no git."""
+    bash = shutil.which("bash")
+    if bash is None:
+        pytest.skip("no bash")
+    for name, lines in (("nvidia-smi", "echo GPU 0"), ("python3", 'printf "<%s>" "$@"; echo')):
+        (tmp_path / name).write_text(f"#!{bash}\n{lines}\n")
+        (tmp_path / name).chmod(0o755)
+    (tmp_path / "shapes").mkdir()
+    (tmp_path / "shapes" / "8192_64.csv").write_text("a\n1\n")  # which kernels.py would have written
+    path = f"{tmp_path}{os.pathsep}{os.environ['PATH']}"
+    script = str(cells.ROOT / "scripts" / "bench" / "tables.sh")
+    environment = os.environ | {"PATH": path, "COMMIT": commit}
+    subprocess.run([bash, script, str(tmp_path), "8192:64"], env=environment, check=True, timeout=60)
+    calls = (tmp_path / "log.txt").read_text().splitlines()
+    assert [call.rsplit("<")[-1] for call in calls] == ["--prepare>", "--resume>"]
+    assert all((f"<--commit><{commit}>" in call) == bool(commit) for call in calls)
+    assert all(("<--commit>" in call) == bool(commit) for call in calls)
 
 
 @pytest.mark.parametrize("seqlen", [256, 1000, 1500])

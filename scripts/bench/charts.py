@@ -1,5 +1,6 @@
 """Bar charts of the kernel benchmark, laid out as the paper's: a figure per head dim, a panel per length.
 
+A mask with the sparsity of the paper's tables stands for the registry's of that name where it was measured.
 Needs matplotlib, and no torch.
 """
 
@@ -9,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
 
-from cells import DIRECTIONS, PEER_NAMES, TWELVE, Case
+from cells import DIRECTIONS, PEER_NAMES, PUBLISHED_TWELVE, TWELVE, Case
 from paper_tables import Total, paper_shapes, total
 from results import Results, length_name
 
@@ -32,17 +33,28 @@ def draw(results: Results, folder: Path) -> Iterator[Path]:
 
 
 def _totals(results: Results, shape: Case) -> dict[str, dict[str, Total]]:
-    """By implementation and mask, ours first."""
+    """By implementation and mask, as TWELVE names it, ours first."""
     found: dict[str, dict[str, Total]] = {}
+    masks = masks_of(results, shape)
     for name in (results.kernels, *reversed(PEER_NAMES)):
         by_mask = {
             mask: sums
-            for mask in TWELVE
-            if (sums := total(results, replace(shape, mask=mask), name)) is not None
+            for mask, measured in masks.items()
+            if (sums := total(results, replace(shape, mask=measured), name)) is not None
         }
         if by_mask:
             found[name] = by_mask
     return found
+
+
+def masks_of(results: Results, shape: Case) -> dict[str, str]:
+    """Return the masks to draw at a shape by their names in TWELVE, the same for all implementations."""
+
+    def measured(mask: str) -> bool:
+        return total(results, replace(shape, mask=mask), results.kernels) is not None
+
+    pairs = zip(TWELVE, PUBLISHED_TWELVE, strict=True)
+    return {mask: published if measured(published) else mask for mask, published in pairs}
 
 
 def _draw_panels(results: Results, totals: dict[Case, dict[str, dict[str, Total]]], path: Path) -> None:
@@ -78,10 +90,9 @@ def _draw_panels(results: Results, totals: dict[Case, dict[str, dict[str, Total]
         axis.set_xticks(range(len(TWELVE)), [mask.replace("_", "\n", 1) for mask in TWELVE], fontsize=8)
         axis.set_xlim(-0.6, len(TWELVE) - 0.4)
         axis.set_ylabel("TFLOP/s")
-        axis.set_title(
-            f"{length_name(shape.seqlen)}, head dim {shape.head_dim}, forward + backward, bfloat16",
-            fontsize=10,
-        )
+        title = f"{length_name(shape.seqlen)}, head dim {shape.head_dim}, forward + backward, bfloat16"
+        published = any(mask != drawn for mask, drawn in masks_of(results, shape).items())
+        axis.set_title(f"{title}{', sparsities as in the paper' if published else ''}", fontsize=10)
         axis.spines[["top", "right"]].set_visible(False)
     first = max(totals, key=lambda shape: len(totals[shape]))
     legend = axes[list(totals).index(first), 0].get_legend_handles_labels()

@@ -1,24 +1,27 @@
 """Measure training steps of Llama-2-7B's decoder layers on the paper's synthetic data, beside dense masks.
 
-python scripts/bench/end_to_end.py                               # about 6 minutes on an H200
-python scripts/bench/end_to_end.py --bins 3 --tasks sft dpo      # about 2 minutes
+python scripts/bench/end_to_end.py                               # 2 layers: about 6 minutes on an H200
+python scripts/bench/end_to_end.py --layers 2 --bins 3 --tasks sft dpo    # about 2 minutes
 python scripts/bench/end_to_end.py --methods ours flex --lengths 65536 131072
 python scripts/bench/end_to_end.py --report-only
 
-A few layers (--layers) stand for the model: random weights, bfloat16, full recompute, AdamW; sft, dpo and rm
+As many layers as fit into free memory (at most 8, for lora 32; --layers: so many) stand for the model, by an
+estimate that is the same for all methods: random weights, bfloat16, full recompute, AdamW; sft, dpo and rm
 train all weights, lora thin ones. dpo and rm run one sequence of questions with their answers per step,
 without the reference model or the losses of those tasks. A step takes a new mask, and making it ready counts:
 our indices, FlexAttention's blocks, the dense ones' matrix. Of each task's 240 samples one per bin of
 sparsity is run, and counts as often as its bin has samples. Attention is compared with the definition first,
-per length, method and kind of mask. Rows are appended as they are measured; a later call leaves out what is
-there. What runs out of memory is a row too. Writes end_to_end.csv, .md and .png. On a CPU it can be tried
-out: --device cpu --lengths 512 --bins 2
+per task, length and method. Rows are appended as they are measured; a later call leaves out what is there.
+What runs out of memory is a row too, and so is what else fails: --retry runs it again, and the newest row of
+a step counts. Writes end_to_end.csv, .md and .png. On a CPU it can be tried out: --device cpu --lengths 512
+--bins 2
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import os
 import sys
 from collections.abc import Mapping, Sequence
 from functools import partial
@@ -50,6 +53,12 @@ LENGTHS = [4096, 8192, 16384, 32768]
 TOLERANCE = 0.02  # of the norm, bfloat16 throughout
 COLUMNS = ["task", "seqlen", "layers", "method", "bins", "bin", "rho", "weight"]
 COLUMNS += ["seconds", "peak_bytes", "status", "note"]
+MOST_LAYERS, MOST_LORA_LAYERS = 8, 32  # time per layer is the same from there on; the model has 32
+# Elements per token that one layer's backward pass holds at most, in hidden and in feed-forward sizes: what
+# the layer computed again, and gradients of it; the loss in float32 is less.
+HELD_HIDDEN, HELD_INTERMEDIATE = 20, 8
+MARGIN = 0.9  # of free memory, for what the allocator cannot use and the masks of ours
+SERIES = ("task", "seqlen", "layers", "method")  # steps of which one number is made
 Rows = Sequence[Mapping[str, str]]
 
 
@@ -62,8 +71,9 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS)
-    parser.add_argument("--layers", type=int, default=2)
+    parser.add_argument("--layers", type=int, default=0, help="default: as many as fit")
     parser.add_argument("--bins", type=int, default=10, help="of sparsity; one step of each is run")
+    parser.add_argument("--retry", action="store_true", help="what failed in an earlier call too")
     return provenance.parse(parser, "end_to_end.py")
 
 
@@ -158,6 +168,33 @@ def check(device: Device, shape: Shape, attend: Attend, sample: Sample, seqlen: 
             raise measure.WrongResultError(f"{name}: off by {error:.2g} of its norm")
 
 
+def layers_that_fit(shape: Shape, seqlen: int, *, lora: bool, free: int, itemsize: int) -> int:
+    """Estimate how many layers fit into so many bytes, one at least and no more than are of use.
+
+    A layer takes its weights, gradients and AdamW's two moments of those that are trained, and its input;
+    one layer at a time is computed again, and holds its activations.
+    """
+    import torch
+    from llama import DecoderLayer
+
+    with torch.device("meta"):
+        parameters = [*DecoderLayer(shape, lora).parameters()]
+    trained = sum(p.numel() for p in parameters if p.requires_grad)
+    per_layer = sum(p.numel() for p in parameters) + 3 * trained + seqlen * shape.hidden
+    held = seqlen * (HELD_HIDDEN * shape.hidden + HELD_INTERMEDIATE * shape.intermediate)
+    fitting = int(MARGIN * free / itemsize - held) // per_layer
+    return max(1, min(fitting, MOST_LORA_LAYERS if lora else MOST_LAYERS))
+
+
+def free_memory(device: Device) -> int:
+    """Return how many bytes are free on the device, what torch holds for reuse included."""
+    import torch
+
+    if device.name == "cpu":
+        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return torch.cuda.mem_get_info()[0] + torch.cuda.memory_reserved() - torch.cuda.memory_allocated()
+
+
 class Trainer:
     """A few layers and their optimizer."""
 
@@ -197,6 +234,7 @@ def run(arguments: argparse.Namespace, command: str) -> None:
     device = Device(arguments, command)
     log = Log(arguments.csv, COLUMNS, device.run)
     shape = Shape.tiny() if device.name == "cpu" else Shape()
+    free = free_memory(device)  # once: all methods get the same layers
     for seqlen in arguments.lengths:
         for kind in dict.fromkeys(TASKS[task].kind for task in arguments.tasks):
             # Tasks of one kind of mask share what is compiled for it.
@@ -204,19 +242,28 @@ def run(arguments: argparse.Namespace, command: str) -> None:
             methods = Methods(device, seqlen, kind)
             for task in (task for task in arguments.tasks if TASKS[task].kind == kind):
                 samples = binned(training_samples(task, seqlen), arguments.bins)
+                layers = arguments.layers or layers_that_fit(
+                    shape, seqlen, lora=task == "lora", free=free, itemsize=device.dtype.itemsize
+                )
+                print(f"{task} {length_name(seqlen)}: {layers} layers", flush=True)
                 for method in arguments.methods:
-                    key = {"task": task, "seqlen": seqlen, "layers": arguments.layers, "method": method}
+                    key = {"task": task, "seqlen": seqlen, "layers": layers, "method": method}
                     key["bins"] = arguments.bins
-                    left = [i for i in range(len(samples)) if log.newest(**key, bin=i) is None]
-                    if left and not _failed(log, key):
+                    left = bins_left(log, key, len(samples), retry=arguments.retry)
+                    if left:
                         _measure(device, shape, methods, log, key, [(i, *samples[i]) for i in left])
                     gc.collect()
                     if device.name != "cpu":
                         torch.cuda.empty_cache()
 
 
-def _failed(log: Log, key: Mapping[str, Any]) -> bool:
-    return log.newest(**key, status="failed") is not None
+def bins_left(log: Log, key: Mapping[str, Any], bins: int, *, retry: bool) -> list[int]:
+    """Return the bins of a method that are to be run; none where the last one failed, but for a retry."""
+    last = log.newest(**key)
+    if last is not None and last["status"] == "failed" and not retry:
+        return []
+    newest = ((number, log.newest(**key, bin=number)) for number in range(bins))
+    return [number for number, row in newest if row is None or row["status"] == "failed"]
 
 
 def _measure(
@@ -251,17 +298,35 @@ def _measure(
         print(f"{where}: {failure_reason(failure)}", flush=True)
 
 
-def rates(rows: Rows, task: str, method: str) -> dict[int, tuple[float, float]]:
+def current(rows: Rows) -> list[Mapping[str, str]]:
+    """Return the newest row of each step; of a task, length, layers and method those of most bins only."""
+    steps: dict[tuple[str, ...], Mapping[str, str]] = {}
+    for row in sorted(rows, key=lambda row: row["started"]):  # stable: of one run, the last
+        steps[tuple(row[name] for name in (*SERIES, "bins", "bin"))] = row
+    most: dict[tuple[str, ...], int] = {}
+    for step, row in steps.items():
+        series = step[: len(SERIES)]
+        most[series] = max(most.get(series, 0), int(row["bins"]))
+    return [row for step, row in steps.items() if int(row["bins"]) == most[step[: len(SERIES)]]]
+
+
+def rates(rows: Rows, task: str, layers: int, method: str) -> dict[int, tuple[float, float]]:
     """Return tokens/s, samples weighted as their bins, and the highest peak in GiB, by length."""
     found: dict[int, tuple[float, float]] = {}
+    rows = [r for r in current(rows) if (r["task"], int(r["layers"]), r["method"]) == (task, layers, method)]
     for seqlen in sorted({int(row["seqlen"]) for row in rows}):
-        ours = [r for r in rows if (r["task"], r["method"], int(r["seqlen"])) == (task, method, seqlen)]
-        if ours and all(row["status"] == "ok" for row in ours):
+        ours = [row for row in rows if int(row["seqlen"]) == seqlen]
+        if all(row["status"] == "ok" for row in ours):
             weights = [int(row["weight"]) for row in ours]
             seconds = sum(w * float(row["seconds"]) for w, row in zip(weights, ours, strict=True))
             peak = max(int(row["peak_bytes"]) for row in ours)
             found[seqlen] = (seqlen * sum(weights) / seconds, peak / 2**30)
     return found
+
+
+def layer_counts(rows: Rows, task: str) -> list[int]:
+    """Return the numbers of layers that a task was run with."""
+    return sorted({int(row["layers"]) for row in rows if row["task"] == task})
 
 
 def render(rows: Rows) -> str:
@@ -273,19 +338,16 @@ def render(rows: Rows) -> str:
         "no CUDA build of Paddle on PyPI has Hopper code. In brackets: how many times as fast ours is.",
         describe(rows),
     ]
-    layers = sorted({int(row["layers"]) for row in rows})
-    for count in layers:
-        for task in TASKS:
-            here = [row for row in rows if (row["task"], int(row["layers"])) == (task, count)]
-            table = _task_table(here, task)
-            if table:
-                how = "LoRA" if task == "lora" else "all weights"
-                parts += [f"## {task}, {count} layers of Llama-2-7B, {how}", table]
+    for task in TASKS:
+        for layers in layer_counts(rows, task):
+            how = "LoRA" if task == "lora" else "all weights"
+            parts += [f"## {task}, {layers} layers of Llama-2-7B, {how}", _task_table(rows, task, layers)]
     return "\n\n".join(parts) + "\n"
 
 
-def _task_table(rows: Rows, task: str) -> str:
-    by_method = {method: rates(rows, task, method) for method in METHODS}
+def _task_table(rows: Rows, task: str, layers: int) -> str:
+    rows = [row for row in current(rows) if (row["task"], int(row["layers"])) == (task, layers)]
+    by_method = {method: rates(rows, task, layers, method) for method in METHODS}
     lines = []
     for seqlen in sorted({int(row["seqlen"]) for row in rows}):
         cells = [length_name(seqlen)]
@@ -302,28 +364,28 @@ def _task_table(rows: Rows, task: str) -> str:
     header = ["tokens"]
     for method in METHODS:
         header += [f"{LABELS[method]}, tokens/s", "peak GiB"]
-    return markdown_table(header, lines) if lines else ""
+    return markdown_table(header, lines)
 
 
 def draw(rows: Rows, path: Path) -> None:
-    """Draw tokens/s and peak memory against the length, a column per task."""
+    """Draw tokens/s and peak memory against the length, a column per task and number of layers."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
-    tasks = [task for task in TASKS if any(row["task"] == task for row in rows)]
+    columns = [(task, layers) for task in TASKS for layers in layer_counts(rows, task)]
     figure, axes = pyplot.subplots(
-        2, len(tasks), figsize=(3.4 * len(tasks), 6), squeeze=False, sharex=True, layout="constrained"
+        *(2, len(columns)), figsize=(3.4 * len(columns), 6), squeeze=False, sharex=True, layout="constrained"
     )
-    for column, task in enumerate(tasks):
+    for column, (task, layers) in enumerate(columns):
         for method in METHODS:
-            found = rates(rows, task, method)
+            found = rates(rows, task, layers, method)
             for line, axis in enumerate(axes[:, column]):
                 if found:
                     heights = [values[line] for values in found.values()]
                     axis.plot(list(found), heights, ".-", color=COLORS[method], label=LABELS[method])
-        axes[0, column].set_title(task)
+        axes[0, column].set_title(f"{task}, {layers} layers")
         axes[1, column].set_xscale("log", base=2)
         axes[1, column].set_xlabel("tokens")
         for axis in axes[:, column]:
@@ -332,7 +394,7 @@ def draw(rows: Rows, path: Path) -> None:
     axes[1, 0].set_ylabel("peak memory, GiB")
     if axes[0, 0].has_data():
         axes[0, 0].legend(frameon=False, fontsize=8)
-    figure.suptitle(f"{rows[0]['card']}, {rows[0]['layers']} layers of Llama-2-7B", fontsize=10)
+    figure.suptitle(f"{rows[0]['card']}, layers of Llama-2-7B", fontsize=10)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)
 

@@ -58,7 +58,7 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     arguments = parser.parse_args()
     command = recorded_command("inference.py", parser, arguments)
     arguments.markdown = arguments.markdown or arguments.csv.with_suffix(".md")
-    arguments.directions, arguments.deterministic = ["forward"], False
+    arguments.directions, arguments.deterministic, arguments.bars = ["forward"], False, False
     return arguments, command
 
 

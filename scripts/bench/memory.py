@@ -1,16 +1,17 @@
 """Measure what masks cost in memory and time as sequences grow, beside dense masks and FlexAttention.
 
-python scripts/bench/memory.py                        # everything, about 5 minutes on an H200
-python scripts/bench/memory.py --parts mask peak      # about 2 minutes
+python scripts/bench/memory.py                        # everything, some 7 minutes on an H200
+python scripts/bench/memory.py --parts mask peak      # some 3 minutes
 python scripts/bench/memory.py --report-only
 
 Four parts. mask: bytes of a mask, 4 K to 1 M tokens. peak: how much attention, forward and backward,
 allocates beyond its inputs (8 heads of 128), its mask included. batch: what a new batch's mask costs until
 attention can start, and with the first call (for FlexAttention: compilation). layer: a Llama-2-7B
 decoder layer with full recompute, attention without a mask beside ours, as in the paper's table of memory.
-Up to 64 causal documents per sequence. Up to 64 K tokens, results are compared before anything counts. Rows
-are appended as they are measured; a later call leaves out what is there. Writes memory.csv, .md and .png. On
-a CPU it can be tried out: --device cpu --lengths 512 1024
+Up to 64 causal documents per sequence. Where masks are in use, one head's output and gradients (batch: its
+output) are compared with the definition before anything counts, at all lengths. Rows are appended as they
+are measured; a later call leaves out what is there. Writes memory.csv, .md and .png. On a CPU it can be tried
+out: --device cpu --lengths 512 1024
 """
 
 from __future__ import annotations
@@ -40,9 +41,8 @@ if TYPE_CHECKING:
     from experiment import Device
 
 PARTS = ("mask", "peak", "batch", "layer")
-LENGTHS = [2**power for power in range(12, 21, 2)]
+LENGTHS = [2**power for power in (12, 13, 14, 15, 16, 18, 20)]
 HEADS, HEAD_DIM = 8, 128
-CHECKED_LENGTH = 65536
 TOLERANCE = 0.02  # of the norm, two bfloat16 implementations
 COLUMNS = ["part", "name", "seqlen", "quantity", "value", "unit", "status", "note"]
 LAYERS = 32  # of Llama-2-7B
@@ -172,9 +172,9 @@ class Experiment:
 
         return flex
 
-    def tensors(self, seqlen: int) -> list[torch.Tensor]:
+    def tensors(self, seqlen: int, heads: int = HEADS, head_dim: int = HEAD_DIM) -> list[torch.Tensor]:
         """Return q, k, v with gradients and dout."""
-        made = [self.device.random(1, seqlen, HEADS, HEAD_DIM, seed=seed) for seed in range(4)]
+        made = [self.device.random(1, seqlen, heads, head_dim, seed=seed) for seed in range(4)]
         return [x.requires_grad_() for x in made[:3]] + made[3:]
 
     def peak(self, seqlen: int) -> None:
@@ -188,47 +188,34 @@ class Experiment:
                 *inputs, dout = self.tensors(seqlen)
                 before = self.device.allocated()
                 attend = self.attention(name, sample)
-                self.check(name, attend, sample, inputs)
+                check(attend, sample, [*inputs, dout])  # compiles what has to be compiled
 
                 def run() -> None:
                     torch.autograd.grad(attend(*inputs), inputs, dout)
 
-                run()  # compiles what has to be compiled
                 peak = self.device.peak_memory(run) - before
                 milliseconds = statistics.median(self.device.time(run, 3, 0))
                 return {"peak": (peak, "bytes"), "time": (milliseconds, "ms")}
 
             self.measure("peak", name, seqlen, both)
 
-    def check(
-        self, name: str, attend: Callable[..., Any], sample: Sample, inputs: list[torch.Tensor]
-    ) -> None:
-        """Compare the first head with the definition; raises WrongResultError."""
-        import measure
-
-        q, k, v = (x.detach()[0, :, 0] for x in inputs)
-        if len(q) > CHECKED_LENGTH:
-            return
-        found = attend(*inputs).detach()[0, :, 0].float()  # with gradients: compiled once for all
-        expected = measure.reference_head(q, k, v, q.new_zeros(q.shape), sample.mask)["o"]
-        error = float((found - expected).norm() / expected.norm())
-        if not error <= TOLERANCE:
-            raise measure.WrongResultError(f"{name}: off by {error:.2g} of its norm")
-
     def batch(self, seqlen: int) -> None:
         """What a new batch costs before attention can start, and with the first call."""
         import torch
 
         q, k, v, _ = (x.detach()[:, :, :1].contiguous() for x in self.tensors(seqlen))
-        lengths = [sum((question, *answers)) for question, answers in documents(seqlen).documents]
+        sample = documents(seqlen)
+        outputs: list[torch.Tensor] = []
 
         def ours() -> Found:
             def prepare() -> Any:
                 return self.attention("ours", documents(seqlen))
 
-            first = self.device.time_once(lambda: prepare()(q, k, v))
+            first = self.device.time_once(lambda: outputs.append(prepare()(q, k, v)))
+            compare({"o": outputs.pop()}, [q, k, v, torch.zeros_like(q)], sample)
             later = statistics.median(self.device.time_once(prepare) for _ in range(5))
-            return {"first call": (first, "ms"), "new mask": (later, "ms"), "documents": (len(lengths), "")}
+            number = (len(sample.documents), "")
+            return {"first call": (first, "ms"), "new mask": (later, "ms"), "documents": number}
 
         def flex() -> Found:
             from torch._inductor.utils import fresh_inductor_cache
@@ -244,7 +231,10 @@ class Experiment:
             # Without what was compiled for other parts or by earlier runs.
             with fresh_inductor_cache(), torch.no_grad():
                 creation = self.device.time_once(lambda: block_masks.append(prepare()))
-                call = self.device.time_once(lambda: compiled(*heads_first, block_mask=block_masks[0]))
+                call = self.device.time_once(
+                    lambda: outputs.append(compiled(*heads_first, block_mask=block_masks[0]))
+                )
+            compare({"o": outputs.pop().transpose(1, 2)}, [q, k, v, torch.zeros_like(q)], sample)
             later = statistics.median(self.device.time_once(prepare) for _ in range(3))
             return {"first call": (creation + call, "ms"), "new mask": (later, "ms")}
 
@@ -267,6 +257,8 @@ class Experiment:
                 tables = rotary_tables(seqlen, shape.head_dim, self.device.name, self.device.dtype)
                 x = self.device.random(1, seqlen, shape.hidden).requires_grad_()
                 attend = _causal_sdpa if name == "no mask" else self.attention("ours", sample)
+                if name == "ours":
+                    check(attend, sample, self.tensors(seqlen, shape.heads, shape.head_dim))
                 before = self.device.allocated()
                 peak = self.device.peak_memory(lambda: recomputed(layer, x, tables, attend).mean().backward())
                 parameters = sum(p.numel() * p.element_size() for p in layer.parameters())
@@ -277,6 +269,30 @@ class Experiment:
                 }
 
             self.measure("layer", name, seqlen, run)
+
+
+def check(attend: Callable[..., torch.Tensor], sample: Sample, tensors: list[torch.Tensor]) -> None:
+    """Compare o, dq, dk, dv of q, k, v and dout with the definition, as ``compare`` does."""
+    import torch
+
+    *inputs, dout = tensors
+    out = attend(*inputs)
+    gradients = torch.autograd.grad(out, inputs, dout)
+    compare({"o": out.detach(), **dict(zip(("dq", "dk", "dv"), gradients, strict=True))}, tensors, sample)
+
+
+def compare(found: Mapping[str, torch.Tensor], tensors: list[torch.Tensor], sample: Sample) -> None:
+    """Compare results ``[1, S, H, D]`` with the definition; raises WrongResultError.
+
+    The last head's, for those before it must have been stepped over; one is enough at a million tokens.
+    """
+    import measure
+
+    expected = measure.reference_head(*(x.detach()[0, :, -1] for x in tensors), sample.mask)
+    for name, result in found.items():
+        error = float((result[0, :, -1].float() - expected[name]).norm() / expected[name].norm())
+        if not error <= TOLERANCE:
+            raise measure.WrongResultError(f"{name}: off by {error:.2g} of its norm")
 
 
 def _causal_sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:

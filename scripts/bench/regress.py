@@ -1,4 +1,4 @@
-"""Compare a kernel benchmark with stored ratios of the same kernels and card; name what got slower.
+"""Compare a kernel benchmark with stored ratios of the same kernels and card; name what got slower or fails.
 
 python scripts/bench/regress.py docs/results/kernels_sm90.csv           # fails when a ratio fell by over 3 %
 python scripts/bench/regress.py docs/results/kernels_sm90.csv --store   # keeps the new ratios
@@ -6,7 +6,9 @@ python scripts/bench/regress.py docs/results/kernels_sm90.csv --store   # keeps 
 Milliseconds differ from card to card and from day to day; what is kept are ratios within one run: our TFLOP/s
 to those of the large matmul timed in turns with it, and our speed to each peer's. They are in
 docs/results/ratios, a CSV file per kernels and card. Of the benchmark's file, the newest version of the
-kernels counts. What was not measured again stays as it is. Needs no torch.
+kernels counts, and of each of its implementations the newest row: where that is ours and has failed (it
+raised, or its results were wrong), this fails too, whatever was measured before. What was not measured again,
+or where the peer has failed, is named and stays as it is. Needs no torch.
 """
 
 from __future__ import annotations
@@ -52,15 +54,19 @@ COLUMNS = [*(field.name for field in fields(Case)), "direction", "ours", "agains
 
 
 def ratios(results: Results) -> Ratios:
-    """Return every ratio of the newest measurements."""
+    """Return every ratio of the newest measurements; none of what failed in them."""
     found: Ratios = {}
     cases = dict.fromkeys(row.case for row in results.rows)
     for case in cases:
         for direction in DIRECTIONS:
             for ours in (results.kernels, deterministic(results.kernels)):
+                if results.failed(case, direction, ours):
+                    continue
                 for row in results.find((case, direction, ours)):
                     found[Key(case, direction, ours, MATMUL)] = row.share
                 for peer in PEER_NAMES:
+                    if results.failed(case, direction, peer):
+                        continue
                     ratio = results.ratio(case, direction, peer, ours)
                     if ratio is not None:
                         found[Key(case, direction, ours, peer)] = ratio
@@ -108,6 +114,11 @@ def compare(stored: Ratios, measured: Ratios, tolerance: float = TOLERANCE) -> I
             yield change, f"{word} by {100 * abs(change - 1):.1f} %: {key} ({values})"
 
 
+def failures(stored: Ratios, results: Results) -> list[Key]:
+    """Return the stored ratios of what fails now: ours of them has failed in the newest run that tried."""
+    return sorted((k for k in stored if results.failed(k.case, k.direction, k.ours)), key=str)
+
+
 def main() -> None:
     """Compare, and store if that is asked for."""
     parser = argparse.ArgumentParser(
@@ -123,21 +134,30 @@ def main() -> None:
     rows = read_rows(arguments.csv)
     if not rows:
         parser.error(f"{arguments.csv}: there are no rows")
-    slower = 0
+    slower = failed = 0
     for kernels in dict.fromkeys(row.run.kernels for row in rows):
         for card in cards(rows, kernels):
             path = path_of(kernels, card, arguments.ratios)
-            stored, measured = read(path), ratios(Results(rows, kernels, card))
+            results = Results(rows, kernels, card)
+            stored, measured = read(path), ratios(results)
             changes = sorted(compare(stored, measured, arguments.tolerance))
             slower += sum(change < 1 for change, _ in changes)
+            failing = failures(stored, results)
+            failed += len(failing)
+            missing = sorted(stored.keys() - measured.keys() - set(failing), key=str)
             compared = len(stored.keys() & measured.keys())
             print(f"{kernels} on {card}: {compared} of {len(stored)} stored ratios were measured again")
-            print(*(f"  {line}" for _, line in changes), sep="\n", end="\n" if changes else "")
+            lines = [f"FAILED: {key}" for key in failing] + [line for _, line in changes]
+            lines += [f"not measured again: {key}" for key in missing]
+            print(*(f"  {line}" for line in lines), sep="\n", end="\n" if lines else "")
             if arguments.store:
                 write(path, stored | measured)
                 print(f"stored {len(measured)} ratios in {path}")
+    problems = [f"{failed} stored ratios are of kernels that fail now"] if failed else []
     if slower and not arguments.store:
-        sys.exit(f"{slower} ratios fell by more than {100 * arguments.tolerance:g} %")
+        problems.append(f"{slower} ratios fell by more than {100 * arguments.tolerance:g} %")
+    if problems:
+        sys.exit("; ".join(problems))
 
 
 if __name__ == "__main__":

@@ -8,6 +8,8 @@ from dataclasses import replace
 import hopper_bars
 from cells import (
     DIRECTIONS,
+    EQUAL_DOCUMENT_COUNT,
+    EQUAL_DOCUMENT_LENGTH,
     HEAD_DIMS,
     LENGTHS,
     LONG_DOCUMENTS,
@@ -264,10 +266,11 @@ def _search_table(results: Results) -> str:
                 packed, batch = (row.milliseconds for row in found)
                 cost = f"{100 * (packed / batch - 1):.1f} %"
                 lines.append([str(head_dim), direction, f"{packed:.3f}", f"{batch:.3f}", cost])
+    documents = f"{EQUAL_DOCUMENT_COUNT} documents of {EQUAL_DOCUMENT_LENGTH:,} tokens"
     title = (
-        "### What finding the tiles costs\n\n20 documents of 6,656 tokens, packed (rho = 0.95) and as a "
-        "batch without a mask: the same tiles of the same data, so packing costs what it takes to prepare "
-        "the mask and to find the tiles.\n\n"
+        f"### What finding the tiles costs\n\n{documents}, packed (rho = {1 - 1 / EQUAL_DOCUMENT_COUNT:g}) "
+        "and as a batch without a mask: the same tiles of the same data, so packing costs what it takes to "
+        "prepare the mask and to find the tiles.\n\n"
     )
     return (
         title + markdown_table(["D", "", "packed, ms", "batch, ms", "cost"], lines, left=2) if lines else ""

@@ -5,6 +5,7 @@
 #
 #   bash scripts/bench/tables.sh FOLDER [SHAPE ...]      # default: 8 K and 32 K, D = 64 and 128, twelve masks
 #   PEERS="flex" OPTIONS="--kernels sm90 --seconds 0.1" bash scripts/bench/tables.sh FOLDER 131072:128
+#   COMMIT="$(git rev-parse --short HEAD)" bash ...      # where the files are copied to, git cannot be asked
 #
 # Writes FOLDER/shapes/*.csv, then all of them as FOLDER/kernels.csv, which kernels.py --report-only reads.
 set -euo pipefail
@@ -27,7 +28,7 @@ on_all_gpus() {
       IFS=: read -r length head_dim masks <<<"${shapes[i]}"
       # shellcheck disable=SC2086  # masks are several words
       CUDA_VISIBLE_DEVICES=$gpu python3 scripts/bench/kernels.py --lengths "$length" --head-dims "$head_dim" \
-        ${masks:+--masks ${masks//,/ }} --peers "${peers[@]}" "${options[@]}" \
+        ${masks:+--masks ${masks//,/ }} --peers "${peers[@]}" "${options[@]}" ${COMMIT:+--commit "$COMMIT"} \
         --csv "$folder/shapes/${shapes[i]//[:,]/_}.csv" "$@" || echo "${shapes[i]}: kernels.py $* failed"
     done >>"$folder/log.txt" 2>&1 &
   done
