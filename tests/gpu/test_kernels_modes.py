@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from functools import lru_cache
+from typing import Any
 
 import numpy as np
 import pytest
@@ -42,6 +43,23 @@ def named_options(name: str) -> Options:
     )
 
 
+def grouped_problem(
+    seed: int, head_dims: tuple[int, int], options: Options, *, seqlen_q: int = SEQLEN, **others: Any
+) -> Problem:
+    """Two samples, two query heads for each key head."""
+    return make_problem(
+        seed,
+        batch=2,
+        seqlen_q=seqlen_q,
+        heads_q=4,
+        heads_k=2,
+        head_dim=head_dims[0],
+        head_dim_v=head_dims[1],
+        options=options,
+        **others,
+    )
+
+
 def assert_skipping_changes_nothing(kernels: Kernels, problem: Problem, name: str) -> None:
     """Of dq in deterministic mode only: else it is added in any order."""
     skipping = run(kernels, problem)
@@ -57,16 +75,7 @@ def assert_skipping_changes_nothing(kernels: Kernels, problem: Problem, name: st
 def test_skipping_changes_no_bit_in_free_order(
     kernels: Kernels, seed: int, head_dims: tuple[int, int], name: str
 ) -> None:
-    problem = make_problem(
-        seed,
-        batch=2,
-        seqlen_q=SEQLEN,
-        heads_q=4,
-        heads_k=2,
-        head_dim=head_dims[0],
-        head_dim_v=head_dims[1],
-        options=replace(named_options(name), deterministic=False),
-    )
+    problem = grouped_problem(seed, head_dims, replace(named_options(name), deterministic=False))
     assert_skipping_changes_nothing(kernels, problem, name)
 
 
@@ -76,17 +85,7 @@ def test_skipping_changes_no_bit_in_free_order(
 def test_skipping_changes_no_bit(
     kernels: Kernels, seed: int, head_dims: tuple[int, int], dtype: str, name: str
 ) -> None:
-    problem = make_problem(
-        seed,
-        dtype=dtype,
-        batch=2,
-        seqlen_q=SEQLEN,
-        heads_q=4,
-        heads_k=2,
-        head_dim=head_dims[0],
-        head_dim_v=head_dims[1],
-        options=named_options(name),
-    )
+    problem = grouped_problem(seed, head_dims, named_options(name), dtype=dtype)
     assert_skipping_changes_nothing(kernels, problem, name)
 
 
@@ -104,17 +103,8 @@ def test_skipping_changes_no_bit_with_any_indices(
     # Runs of equal columns, so that tiles of every kind occur.
     runs = rng.integers(-5, 505, (2, mask_heads, 10, bounds), np.int32)
     indices = torch.from_numpy(runs.repeat(70, axis=2)[:, :, :643]).cuda().contiguous()
-    problem = make_problem(
-        int(rng.integers(2**31)),
-        batch=2,
-        seqlen_q=500,
-        seqlen_k=643,
-        heads_q=4,
-        heads_k=2,
-        head_dim=head_dims[0],
-        head_dim_v=head_dims[1],
-        options=Options(indices=indices, causal=causal, deterministic=True),
-    )
+    options = Options(indices=indices, causal=causal, deterministic=True)
+    problem = grouped_problem(int(rng.integers(2**31)), head_dims, options, seqlen_q=500, seqlen_k=643)
     assert_skipping_changes_nothing(kernels, problem, f"causal={causal}, C={bounds}")
 
 
