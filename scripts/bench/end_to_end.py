@@ -1,7 +1,7 @@
 """Measure training steps of Llama-2-7B's decoder layers on the paper's synthetic data, beside dense masks.
 
-python scripts/bench/end_to_end.py                               # 2 layers: about 6 minutes on an H200
-python scripts/bench/end_to_end.py --layers 2 --bins 3 --tasks sft dpo    # about 2 minutes
+python scripts/bench/end_to_end.py                               # 2 layers: some 6 minutes by estimate
+python scripts/bench/end_to_end.py --layers 2 --bins 3 --tasks sft dpo    # some 2 minutes by estimate
 python scripts/bench/end_to_end.py --methods ours flex --lengths 65536 131072
 python scripts/bench/end_to_end.py --report-only
 

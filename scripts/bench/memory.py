@@ -1,7 +1,7 @@
 """Measure what masks cost in memory and time as sequences grow, beside dense masks and FlexAttention.
 
-python scripts/bench/memory.py                        # everything, some 7 minutes on an H200
-python scripts/bench/memory.py --parts mask peak      # some 3 minutes
+python scripts/bench/memory.py                        # everything, some 7 minutes by estimate
+python scripts/bench/memory.py --parts mask peak      # some 3 minutes by estimate
 python scripts/bench/memory.py --report-only
 
 Four parts. mask: bytes of a mask, 4 K to 1 M tokens. peak: how much attention, forward and backward,

@@ -1,8 +1,8 @@
 """Measure latency against block sparsity: it must fall along a line.
 
-python scripts/bench/sparsity.py                      # all of the paper's samples: about 4 minutes, Hopper
-python scripts/bench/sparsity.py --repetitions 3      # about 2.5 minutes
-python scripts/bench/sparsity.py --per-bucket 4       # half a minute
+python scripts/bench/sparsity.py                      # all of the paper's samples: some 4 minutes by estimate
+python scripts/bench/sparsity.py --repetitions 3      # some 2.5 minutes by estimate
+python scripts/bench/sparsity.py --per-bucket 4       # half a minute by estimate
 python scripts/bench/sparsity.py --report-only
 
 The paper's setting: bfloat16, one sample of 32 K tokens, 32 heads of 128, forward and backward, causal
