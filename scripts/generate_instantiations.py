@@ -32,7 +32,7 @@ TILES = {
         *("block_m", "block_n", "warps", "score_rows", "grad_rows", "query_rows", "stages"),
     ),
     ("sm90", "forward"): ("consumers", "block_n", "stages"),
-    ("sm90", "backward"): ("block_m", "q_stages", "delta_product"),
+    ("sm90", "backward"): ("block_m", "q_stages"),
     ("sm90", "wide_backward"): ("block_m", "stages"),
 }
 FLAGS = {

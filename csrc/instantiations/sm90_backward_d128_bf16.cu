@@ -5,10 +5,10 @@ namespace flashmask::sm90 {
 
 extern const BackwardKernel backward_d128_bf16[4];
 const BackwardKernel backward_d128_bf16[4] = {
-    describe_backward<BackwardConfig<__nv_bfloat16, 128, 128, 64, 2, 0, false, false>>(DType::kBFloat16),
-    describe_backward<BackwardConfig<__nv_bfloat16, 128, 128, 64, 2, 0, false, true>>(DType::kBFloat16),
-    describe_backward<BackwardConfig<__nv_bfloat16, 128, 128, 64, 2, 0, true, false>>(DType::kBFloat16),
-    describe_backward<BackwardConfig<__nv_bfloat16, 128, 128, 64, 2, 0, true, true>>(DType::kBFloat16),
+    describe_backward<BackwardConfig<__nv_bfloat16, 128, 128, 64, 2, false, false>>(DType::kBFloat16),
+    describe_backward<BackwardConfig<__nv_bfloat16, 128, 128, 64, 2, false, true>>(DType::kBFloat16),
+    describe_backward<BackwardConfig<__nv_bfloat16, 128, 128, 64, 2, true, false>>(DType::kBFloat16),
+    describe_backward<BackwardConfig<__nv_bfloat16, 128, 128, 64, 2, true, true>>(DType::kBFloat16),
 };
 
 }  // namespace flashmask::sm90

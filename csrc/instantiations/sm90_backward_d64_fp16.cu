@@ -5,10 +5,10 @@ namespace flashmask::sm90 {
 
 extern const BackwardKernel backward_d64_fp16[4];
 const BackwardKernel backward_d64_fp16[4] = {
-    describe_backward<BackwardConfig<__half, 64, 64, 128, 3, 0, false, false>>(DType::kFloat16),
-    describe_backward<BackwardConfig<__half, 64, 64, 128, 3, 0, false, true>>(DType::kFloat16),
-    describe_backward<BackwardConfig<__half, 64, 64, 128, 3, 0, true, false>>(DType::kFloat16),
-    describe_backward<BackwardConfig<__half, 64, 64, 128, 3, 0, true, true>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 64, 64, 128, 3, false, false>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 64, 64, 128, 3, false, true>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 64, 64, 128, 3, true, false>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 64, 64, 128, 3, true, true>>(DType::kFloat16),
 };
 
 }  // namespace flashmask::sm90

@@ -21,7 +21,6 @@ template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kB
           bool kDeterministic_, bool kDense_>
 struct BackwardConfig {
   using Element = Element_;
-  static constexpr bool kDeltaProduct = false;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kHeadDimV = kHeadDimV_;
   static constexpr int kBlockM = kBlockM_;

@@ -12,8 +12,7 @@ namespace flashmask::sm80 {
 struct RowStatistics {
   float*
       lse;  // [B, Hq, tiles * block_m]: lse * log2(e); +inf where no key is visible, so that exp2 gives P = 0
-  float* delta;  // [B, Hq, tiles * block_m]: rowsum(dO * O) - dlse; with Config::kDeltaProduct int4, see
-                 // negated_parts()
+  float* delta;  // [B, Hq, tiles * block_m]: rowsum(dO * O) - dlse
   int* empty;    // [B, Hq, tiles]: whether some row of the tile sees no key
   int tiles;     // ceil(Sq / block_m)
 };
@@ -45,17 +44,6 @@ struct DqWorkspace {
     return 2 * (warp / Config::kQueryRows + n / 2 * Config::kQueryColumns) + n % 2;
   }
 };
-
-// -x as a sum of three 16-bit values, of 24 bits together, and five zeros: a row of a product's operand.
-template <typename Element>
-__device__ __forceinline__ int4 negated_parts(float x) {
-  const auto first = static_cast<Element>(-x);
-  const float rest = -x - static_cast<float>(first);
-  const auto second = static_cast<Element>(rest);
-  const uint32_t low = pack<Element>(static_cast<float>(first), static_cast<float>(second));
-  const uint32_t high = pack<Element>(rest - static_cast<float>(second), 0.f);
-  return make_int4(static_cast<int>(low), static_cast<int>(high), 0, 0);
-}
 
 // What of the dQ workspace is cleared, if anything: that is done beside the reading of O and dO.
 struct DqClearing {
@@ -121,12 +109,7 @@ __global__ void backward_before_kernel(const __grid_constant__ BackwardParams pa
     }
     const int64_t out = (plane * rows.tiles + tile) * Config::kBlockM + r;
     rows.lse[out] = row_lse;
-    const float delta = row_lse == INFINITY ? 0.f : sum;
-    if constexpr (Config::kDeltaProduct) {
-      reinterpret_cast<int4*>(rows.delta)[out] = negated_parts<Element>(delta);
-    } else {
-      rows.delta[out] = delta;
-    }
+    rows.delta[out] = row_lse == INFINITY ? 0.f : sum;
   }
   const int any_empty = __syncthreads_or(empty);
   if (threadIdx.x == 0) rows.empty[blockIdx.x] = any_empty;

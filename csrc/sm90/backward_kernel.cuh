@@ -26,8 +26,8 @@ namespace flashmask::sm90 {
 template <class Config>
 class ColumnConsumer;
 
-template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kQStages_, int kDeltaProduct_,
-          bool kDeterministic_, bool kDense_>
+template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kQStages_, bool kDeterministic_,
+          bool kDense_>
 struct BackwardConfig {
   using Element = Element_;
   using Consumer = ColumnConsumer<BackwardConfig>;
@@ -43,12 +43,8 @@ struct BackwardConfig {
   // The first that comes to a row tile's dQ stores it, so that nobody clears it; in free order only where few
   // come (kFewVisits).
   static constexpr bool kFirstStores = true;
-  // dP - delta is one product: delta's parts are columns of dO, with columns of ones beside V. A half does
-  // not hold every delta, so in float16 it is subtracted.
-  static constexpr bool kDeltaProduct = kDeltaProduct_ && std::is_same_v<Element, __nv_bfloat16>;
-  static constexpr int kDeltaBytes = kDeltaProduct ? 16 : 4;  // of a row
-  static constexpr bool kDeterministic = kDeterministic_;     // dQ is added in a fixed order
-  static constexpr int kWriters = kDeterministic ? 3 : 2;     // of dQ: by turns, else one for each consumer
+  static constexpr bool kDeterministic = kDeterministic_;  // dQ is added in a fixed order
+  static constexpr int kWriters = kDeterministic ? 3 : 2;  // of dQ: by turns, else one for each consumer
   static constexpr bool kDense = kDense_;
   static constexpr bool kDropout = false;
   static constexpr int kThreads = 128 * (1 + kConsumers);
@@ -98,7 +94,7 @@ struct BackwardConfig {
     char ds[kStages][DsTile::kBytes];                    // and dK here
     alignas(128) float dq[kConsumers][64 * kDqColumns];  // as DqWorkspace lays it out
     alignas(128) float lse[kQStages][kBlockM];
-    alignas(128) char delta[kStages][kBlockM * kDeltaBytes];
+    alignas(128) float delta[kStages][kBlockM];
     alignas(128) Slot slots[kStages][kMaxSlots][kBlockN];
     Step steps[kQStages];
     BlockPlace place;   // of the column tile whose K and V are here or on their way
@@ -207,6 +203,7 @@ class ColumnConsumer {
       rows_.advance();
     }
     release(smem_.q_empty[q_.index]);  // the entry that ends the list
+    smem_.dout_full[rows_.index].wait(rows_.parity);  // passed: no phase may go by unseen
     release(smem_.dout_empty[rows_.index]);
     place_ = smem_.place;
     DqPart dq;
@@ -252,9 +249,7 @@ class ColumnConsumer {
     named_barrier_arrive(kTurnBarrier + (group_ ^ 1), 256);
     Fragments p, ds;
     round_fragments<Element>(s, p);
-    if constexpr (!Config::kDeltaProduct) {
-      load_statistics(delta, reinterpret_cast<const float*>(smem_.delta[stage]));
-    }
+    load_statistics(delta, smem_.delta[stage]);
     multiply_rows<DvProduct, typename Config::DoTile>(dv_, p, smem_.dout[stage]);
     DqPart dq;  // in the first row tile of nothing, and dropped
     multiply_dq(dq);
@@ -297,23 +292,16 @@ class ColumnConsumer {
     wgmma_commit();
   }
 
-  // Starts dP^T = V dO^T, with kDeltaProduct less delta.
+  // Starts dP^T = V dO^T.
   __device__ __forceinline__ void multiply_dp(float (&dp)[1][kM8][4]) {
     const uint32_t v = Config::VTile::columns_base(shared_address(smem_.v));
     const uint32_t dout = Config::DoTile::columns_base(shared_address(smem_.dout[rows_.index]));
     pin(flat(dp));
     wgmma_fence();
-    if constexpr (Config::kDeltaProduct) {
-      // A fragment of three columns of ones; a lane's first two columns are 2 * (lane % 4) and the next.
-      const int column = 2 * (thread_ % 4);
-      const uint32_t row = pack<Element>(column < 3 ? 1.f : 0.f, column < 2 ? 1.f : 0.f);
-      const uint32_t ones[4] = {row, row, 0, 0};
-      ScoreProduct::rs(flat(dp), ones, eight_columns_twice(shared_address(smem_.delta[rows_.index])), false);
-    }
 #pragma unroll
     for (int d = 0; d < Config::kHeadDimV / 16; ++d) {
       ScoreProduct::ss(flat(dp), Config::VTile::depth_columns(v, group_ * 64, d),
-                       Config::DoTile::depth_columns(dout, 0, d), Config::kDeltaProduct || d > 0);
+                       Config::DoTile::depth_columns(dout, 0, d), d > 0);
     }
     wgmma_commit();
   }
@@ -363,7 +351,7 @@ class ColumnConsumer {
     clear_masked<Config>(s, arguments_, smem_, rows_.index, step, lane_key(), thread_);
   }
 
-  // dP^T to dS^T = P^T (dP^T - delta); with kDeltaProduct delta is subtracted already.
+  // dP^T to dS^T = P^T (dP^T - delta).
   static __device__ __forceinline__ void differentiate(const Fragments& p, const Statistics& delta,
                                                        Scores& dp) {
 #pragma unroll
@@ -371,9 +359,8 @@ class ColumnConsumer {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
         const float2 weights = unpack<Element>(p[n / 2][n % 2 * 2 + h]);
-        const float2 less = Config::kDeltaProduct ? float2{} : delta[n];
-        dp[0][n][2 * h] = weights.x * (dp[0][n][2 * h] - less.x);
-        dp[0][n][2 * h + 1] = weights.y * (dp[0][n][2 * h + 1] - less.y);
+        dp[0][n][2 * h] = weights.x * (dp[0][n][2 * h] - delta[n].x);
+        dp[0][n][2 * h + 1] = weights.y * (dp[0][n][2 * h + 1] - delta[n].y);
       }
     }
   }

@@ -28,7 +28,7 @@ BackwardPlan plan_backward(const BackwardParams& params) {
   WorkspacePlan parts;
   plan.mask = parts.reserve(mask_tiles_bytes(mask, shape.seqlen_k, Config::kBlockN));
   plan.lse = parts.reserve(tiles * Config::kBlockM * 4);
-  plan.delta = parts.reserve(tiles * Config::kBlockM * Config::kDeltaBytes);
+  plan.delta = parts.reserve(tiles * Config::kBlockM * 4);
   plan.empty = parts.reserve(tiles * 4);
   plan.order =
       parts.reserve(Config::kDeterministic ? 4  // heads_in_turns alone

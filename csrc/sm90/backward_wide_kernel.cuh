@@ -32,8 +32,7 @@ struct WideBackwardConfig {
   static constexpr int kWriters = 0;  // the consumers add dQ
   static constexpr int kHelpers = kDeterministic ? 1 : 0;
   static constexpr int kTurns = kConsumers;  // counters of a row tile
-  static constexpr bool kFirstStores = false, kPersistent = false, kDeltaProduct = false;
-  static constexpr int kDeltaBytes = 4;  // of a row
+  static constexpr bool kFirstStores = false, kPersistent = false;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   // Of a consumer.
   static constexpr bool kDqByRows = false;

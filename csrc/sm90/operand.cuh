@@ -56,12 +56,4 @@ struct Operand {
   }
 };
 
-// A [rows, 16] tile of which memory has eight columns, 16 bytes a row: as B with the columns as depth it has
-// them twice.
-__device__ __forceinline__ uint64_t eight_columns_twice(uint32_t tile) {
-  constexpr uint64_t kGroupOfRows =
-      128 / 16;  // bytes between groups of 8 rows; no swizzle, no leading offset
-  return kGroupOfRows << 32 | tile >> 4;
-}
-
 }  // namespace flashmask::sm90

@@ -118,22 +118,21 @@ class RowProducer {
 
   __device__ __forceinline__ void load_rows(int tile, int row_tile, int head, uint32_t work,
                                             const MaskPlane& plane) {
-    constexpr int kLseBytes = Config::kBlockM * static_cast<int>(sizeof(float));
-    constexpr int kDeltaBytes = Config::kBlockM * Config::kDeltaBytes;
+    constexpr int kRowBytes = Config::kBlockM * static_cast<int>(sizeof(float));
     constexpr int kSlotBytes = Config::kBlockN * static_cast<int>(sizeof(Slot));
+    const int64_t statistics = int64_t{row_tile} * Config::kBlockM;
     const int batch = smem_.next.batch;
 
     smem_.q_empty[q_.index].wait(q_.parity ^ 1);
     if (elect_one()) {
       Barrier& full = smem_.q_full[q_.index];
       smem_.steps[q_.index] = {row_tile, tile * Config::kBlockM, work};
-      full.arrive_expect(Config::QTile::kBytes + kLseBytes);
+      full.arrive_expect(Config::QTile::kBytes + kRowBytes);
       for (int panel = 0; panel < Config::QTile::kPanels; ++panel) {
         tma_load(smem_.q[q_.index] + panel * Config::QTile::kPanelBytes, &arguments_.q, full, panel * 64,
                  tile * Config::kBlockM, head, batch);
       }
-      bulk_load(smem_.lse[q_.index], arguments_.rows.lse + int64_t{row_tile} * Config::kBlockM, kLseBytes,
-                full);
+      bulk_load(smem_.lse[q_.index], arguments_.rows.lse + statistics, kRowBytes, full);
     }
     __syncwarp();
     q_.advance();
@@ -141,14 +140,12 @@ class RowProducer {
     smem_.dout_empty[dout_.index].wait(dout_.parity ^ 1);
     if (elect_one()) {
       Barrier& full = smem_.dout_full[dout_.index];
-      full.arrive_expect(Config::DoTile::kBytes + kDeltaBytes + __popc(work & kSlotBits) * kSlotBytes);
+      full.arrive_expect(Config::DoTile::kBytes + kRowBytes + __popc(work & kSlotBits) * kSlotBytes);
       for (int panel = 0; panel < Config::DoTile::kPanels; ++panel) {
         tma_load(smem_.dout[dout_.index] + panel * Config::DoTile::kPanelBytes, &arguments_.dout, full,
                  panel * 64, tile * Config::kBlockM, head, batch);
       }
-      bulk_load(smem_.delta[dout_.index],
-                reinterpret_cast<const char*>(arguments_.rows.delta) + int64_t{row_tile} * kDeltaBytes,
-                kDeltaBytes, full);
+      bulk_load(smem_.delta[dout_.index], arguments_.rows.delta + statistics, kRowBytes, full);
       for (uint32_t slots = work & kSlotBits; slots != 0; slots &= slots - 1) {
         const int slot = __ffs(static_cast<int>(slots)) - 1;
         const int64_t column =

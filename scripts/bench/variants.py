@@ -7,7 +7,7 @@ edits both units. For example, after `python scripts/build_kernels.py --cuda --t
 python scripts/bench/variants.py --masks full causal --head-dims 64 --directions forward --peers cudnn \\
     --variant "192:sm90_forward_d64_bf16:64, 3, 128, 2=64, 2, 192, 2"
 python scripts/bench/variants.py --masks causal --head-dims 128 --directions backward \\
-    --variant "3 stages:sm90_backward_d128_bf16:64, 2, 0=64, 3, 0"
+    --variant "3 stages:sm90_backward_d128_bf16:64, 2, false=64, 3, false"
 
 Every variant's results are checked before they are timed. Prints TFLOP/s, the unedited library first. This is
 how a change of tiles or schedule is decided; docs/kernel-notes.md keeps what came of it.
