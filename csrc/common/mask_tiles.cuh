@@ -120,8 +120,8 @@ struct TileVisit {
 
 inline constexpr uint32_t kSlotBits = (1u << kMaxSlots) - 1;
 inline constexpr int kStartShift = 8, kEndShift = 16;
-static_assert(kMaxSlots <= kStartShift && kStartShift + kMaxSlots <= kEndShift && kEndShift + kMaxSlots < 31,
-              "bits of slots, of their starts and of their ends, and one more that kernels add");
+static_assert(kMaxSlots <= kStartShift && kStartShift + kMaxSlots <= kEndShift && kEndShift + kMaxSlots <= 30,
+              "bits of slots, of their starts and of their ends, and two more that kernels add");
 
 // The bits of a touching slot all of whose intervals start at or before `start_max` and end at or behind
 // `end_min`.

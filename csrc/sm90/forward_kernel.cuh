@@ -107,13 +107,22 @@ struct ForwardConfig {
   using Work = std::conditional_t<kSplit, SplitWork, RowTileWork>;
 
   // One entry of the K ring.
-  struct alignas(8) Step {
-    int tile;          // a column tile or -1: none, since the row tile sees no key or there is no more work
-    uint32_t touched;  // TileVisit's, of slots that are in Smem::slots; kOpens: the first entry of a row tile
+  struct Step {
+    int tile;  // a column tile or -1: none, since the row tile sees no key or there is no more work
+    // Of each consumer's rows TileVisit's, of slots that are in Smem::slots; kOpens: the first entry of a row
+    // tile; kHidden: this consumer's rows see nothing of the column tile.
+    uint32_t touched[kConsumers];
+  };
+  static constexpr uint32_t kOpens = 1u << 31, kHidden = 1u << 30;
+
+  // What it is to one consumer.
+  struct OwnStep {
+    int tile;
+    uint32_t touched;
 
     __device__ __forceinline__ bool opens() const { return static_cast<int>(touched) < 0; }
+    __device__ __forceinline__ bool hidden() const { return (touched & kHidden) != 0; }
   };
-  static constexpr uint32_t kOpens = 1u << 31;
 
   // O takes the place of its Q, a consumer's rows that of its rows; a split's goes from registers to memory.
   // Where there is room for a second stage of Q, that of the next row tile comes while this one is worked on.
@@ -174,6 +183,11 @@ class Producer {
   }
 
  private:
+  // Words of Step::touched.
+  struct Touched {
+    uint32_t of[Config::kConsumers];
+  };
+
   // Lane 0's value counts. Of an atomicAdd() ptxas makes one for all lanes that take part and waits for its
   // result at once.
   __device__ __forceinline__ int take_ticket() {
@@ -185,12 +199,13 @@ class Producer {
     const Shape& shape = arguments_.params.shape;
     const MaskPlane plane = plane_at(mask, plane_index(mask, shape, work.batch, work.head));
     const int head_k = work.head / (shape.heads_q / shape.heads_k);
-    int block_rows = Config::kBlockM;
+    int group_rows = 64;
     TileSpan span{0, mask.tile_count};
     if constexpr (Config::kSplit) {
-      block_rows = Config::kConsumers * arguments_.split.plan.group_rows;
+      group_rows = arguments_.split.plan.group_rows;
       span = tiles_of_split(arguments_.split.plan, work.split, mask.tile_count);
     }
+    const int block_rows = Config::kConsumers * group_rows;
     const int row_begin = work.row_tile * block_rows;
     const int row_end = min(static_cast<int>(shape.seqlen_q), row_begin + block_rows);
     const int group_end =
@@ -205,12 +220,19 @@ class Producer {
         TileVisit visit{false, 0};
         if (first + lane_ < span.end && (!Config::kSplit || first + lane_ >= span.begin))
           visit = visit_tile(mask, plane, first + lane_, row_begin, row_end);
+        Touched touched{};
+        if (visit.touched != 0)
+          touched = touched_of_groups(plane, first + lane_, row_begin, row_end, group_rows);
         for (uint32_t tiles = __ballot_sync(~0u, visit.visited); tiles != 0; tiles &= tiles - 1) {
           const int bit = __ffs(static_cast<int>(tiles)) - 1;
           const int tile = first + bit;
-          uint32_t touched = __shfl_sync(~0u, visit.touched, bit);
-          if (int64_t{tile + 1} * Config::kBlockN > shape.seqlen_k) touched |= touch_bits_of_any(1);
-          push_k(tile, any ? touched : touched | Config::kOpens, plane, head_k, work.batch);
+          Touched here;
+          uint32_t added = any ? 0 : Config::kOpens;
+          if (int64_t{tile + 1} * Config::kBlockN > shape.seqlen_k) added |= touch_bits_of_any(1);
+          for (int g = 0; g < Config::kConsumers; ++g) {
+            here.of[g] = __shfl_sync(~0u, touched.of[g], bit) | added;
+          }
+          push_k(tile, here, plane, head_k, work.batch);
           push_due_v();  // before Q, which may have to wait for what needs V
           if (!any) load_q(work);
           any = true;
@@ -221,13 +243,27 @@ class Producer {
     if (!any) push_without_tile(work);
   }
 
+  // Of a tile that some slot touches, what it is to each consumer.
+  __device__ __forceinline__ Touched touched_of_groups(const MaskPlane& plane, int tile, int row_begin,
+                                                       int row_end, int group_rows) const {
+    Touched touched;
+#pragma unroll
+    for (int g = 0; g < Config::kConsumers; ++g) {
+      const int begin = row_begin + g * group_rows, end = min(row_end, begin + group_rows);
+      const TileVisit visit = visit_tile(arguments_.mask, plane, tile, begin, end);
+      touched.of[g] = begin < end && visit.visited ? visit.touched : Config::kHidden;
+    }
+    return touched;
+  }
+
   // The entry of a row tile that visits no column tile, or of no row tile. Q is not read, but O of the row
   // tile takes its place.
   __device__ __forceinline__ void push_without_tile(const typename Config::Work& work) {
     push_due_v();
     smem_.k_empty[k_.index].wait(k_.parity ^ 1);
     if (elect_one()) {
-      smem_.steps[k_.index] = {-1, Config::kOpens};
+      smem_.steps[k_.index].tile = -1;
+      for (uint32_t& touched : smem_.steps[k_.index].touched) touched = Config::kOpens;
       smem_.k_full[k_.index].arrive();
     }
     __syncwarp();
@@ -265,19 +301,24 @@ class Producer {
     q_.advance();
   }
 
-  __device__ __forceinline__ void push_k(int tile, uint32_t touched, const MaskPlane& plane, int head_k,
+  __device__ __forceinline__ void push_k(int tile, const Touched& touched, const MaskPlane& plane, int head_k,
                                          int batch) {
     const int stage = k_.index;
+    uint32_t any_touched = 0;
+#pragma unroll
+    for (int g = 0; g < Config::kConsumers; ++g) any_touched |= touched.of[g];
     smem_.k_empty[stage].wait(k_.parity ^ 1);
     if (elect_one()) {
       constexpr int kSlotBytes = Config::kBlockN * static_cast<int>(sizeof(Slot));
-      smem_.steps[stage] = {tile, touched};
-      smem_.k_full[stage].arrive_expect(Config::KTile::kBytes + __popc(touched & kSlotBits) * kSlotBytes);
+      smem_.steps[stage].tile = tile;
+#pragma unroll
+      for (int g = 0; g < Config::kConsumers; ++g) smem_.steps[stage].touched[g] = touched.of[g];
+      smem_.k_full[stage].arrive_expect(Config::KTile::kBytes + __popc(any_touched & kSlotBits) * kSlotBytes);
       for (int panel = 0; panel < Config::KTile::kPanels; ++panel) {
         tma_load(smem_.k[stage] + panel * Config::KTile::kPanelBytes, &arguments_.k, smem_.k_full[stage],
                  panel * 64, tile * Config::kBlockN, head_k, batch);
       }
-      for (uint32_t slots = touched & kSlotBits; slots != 0; slots &= slots - 1) {
+      for (uint32_t slots = any_touched & kSlotBits; slots != 0; slots &= slots - 1) {
         const int slot = __ffs(static_cast<int>(slots)) - 1;
         const int64_t column = (int64_t{slot} * arguments_.mask.tile_count + tile) * Config::kBlockN;
         bulk_load(smem_.slots[stage][slot], plane.slots + column, kSlotBytes, smem_.k_full[stage]);
@@ -339,6 +380,7 @@ template <class Config>
 class Consumer {
  public:
   using Element = typename Config::Element;
+  using Step = typename Config::OwnStep;
   static constexpr int kN8 = Config::kBlockN / 8, kO8 = Config::kHeadDimV / 8;
   using ScoreProduct = Wgmma<Element, Config::kBlockN, false>;
   using OutputProduct = Wgmma<Element, Config::kHeadDimV, true>;
@@ -352,7 +394,7 @@ class Consumer {
 
   __device__ __forceinline__ void run() {
     if (group_ == Config::kConsumers - 1) pass_turn();
-    typename Config::Step step = next_step();
+    Step step = next_step();
     for (;;) {
       smem_.q_full[q_.index].wait(q_.parity);
       if (smem_.works[q_.index].row_tile < 0) break;
@@ -374,13 +416,14 @@ class Consumer {
   }
 
   // The entry of the K ring that comes next, once its K is there.
-  __device__ __forceinline__ typename Config::Step next_step() {
+  __device__ __forceinline__ Step next_step() {
     smem_.k_full[k_.index].wait(k_.parity);
-    return smem_.steps[k_.index];
+    const typename Config::Step& step = smem_.steps[k_.index];
+    return {step.tile, step.touched[group_]};
   }
 
   // A row tile without column tiles. Returns the entry after it.
-  __device__ __forceinline__ typename Config::Step store_nothing() {
+  __device__ __forceinline__ Step store_nothing() {
     const typename Config::Work work = smem_.works[q_.index];
     release(smem_.k_empty[k_.index]);
     k_.advance();
@@ -392,14 +435,39 @@ class Consumer {
   }
 
   // A row tile, from its first entry on. Returns the entry after it.
-  __device__ __forceinline__ typename Config::Step consume(typename Config::Step step) {
+  __device__ __forceinline__ Step consume(Step step) {
     const typename Config::Work work = smem_.works[q_.index];
     OnlineSoftmax<1> softmax;
     Output output;
-    Probabilities p;
     set_zero(output);
-    start_row_tile(step, work, softmax, p);
-    for (step = next_step(); !step.opens();) {
+    do {
+      step = step.hidden() ? pass_over(step) : consume_run(step, work, softmax, output);
+    } while (!step.opens());
+    if constexpr (Config::kSplit) release(smem_.q_empty[q_.index]);
+    store(work, softmax, output);
+    return step;
+  }
+
+  // A column tile of which this consumer's rows see nothing.
+  __device__ __forceinline__ Step pass_over(const Step& step) {
+    release(smem_.k_empty[k_.index]);
+    k_.advance();
+    if (!step.opens()) {
+      wait_for_turn();
+      pass_turn();
+    }
+    smem_.v_full[v_.index].wait(v_.parity);
+    release(smem_.v_empty[v_.index]);
+    v_.advance();
+    return next_step();
+  }
+
+  // Column tiles up to one that is hidden or another row tile's.
+  __device__ __forceinline__ Step consume_run(Step step, const typename Config::Work& work,
+                                              OnlineSoftmax<1>& softmax, Output& output) {
+    Probabilities p;
+    start_run(step, work, softmax, output, p);
+    for (step = next_step(); !step.opens() && !step.hidden();) {
       Scores scores;
       wait_for_turn();
       multiply_scores(scores);
@@ -419,28 +487,28 @@ class Consumer {
       rescale_output(output, rescale);
       round(scores, p);
     }
-    if constexpr (Config::kSplit) release(smem_.q_empty[q_.index]);
-    finish_output(output, p);
-    store(work, softmax, output);
+    finish_run(output, p);
     return step;
   }
 
   // The first column tile: there is no O += P V yet that could run beside its S.
-  __device__ __forceinline__ void start_row_tile(const typename Config::Step& step,
-                                                 const typename Config::Work& work, OnlineSoftmax<1>& softmax,
-                                                 Probabilities& p) {
+  __device__ __forceinline__ void start_run(const Step& step, const typename Config::Work& work,
+                                            OnlineSoftmax<1>& softmax, Output& output, Probabilities& p) {
     Scores scores;
+    if (!step.opens()) wait_for_turn();
     multiply_scores(scores);
+    if (!step.opens()) pass_turn();
     prepare_mask(step, work);
     wgmma_wait<0>();
     pin(flat(scores));
     float rescale[1][2];
     weigh(scores, step, work, softmax, rescale);
+    if (!step.opens()) rescale_output(output, rescale);
     round(scores, p);
   }
 
   // The last O += P V.
-  __device__ __forceinline__ void finish_output(Output& output, const Probabilities& p) {
+  __device__ __forceinline__ void finish_run(Output& output, const Probabilities& p) {
     smem_.v_full[v_.index].wait(v_.parity);
     multiply_output(output, p);
     wgmma_wait<0>();
@@ -503,8 +571,7 @@ class Consumer {
   // While S is computed: what those slots mask of this consumer's rows of whose intervals some start and some
   // end in the tile. (Where they do only one of it, comparing is as fast without.) Nobody reads what lay
   // there any more: all have given back the K stage before.
-  __device__ __forceinline__ void prepare_mask(const typename Config::Step& step,
-                                               const typename Config::Work& work) {
+  __device__ __forceinline__ void prepare_mask(const Step& step, const typename Config::Work& work) {
     const uint32_t prepared = with_both_ends(step.touched);
     if (Config::kDense || prepared == 0) return;
 #pragma unroll 1
@@ -519,9 +586,8 @@ class Consumer {
   }
 
   // Masks the scores of a step, gives its K stage back, and turns scores into weights.
-  __device__ __forceinline__ void weigh(Scores& scores, const typename Config::Step& step,
-                                        const typename Config::Work& work, OnlineSoftmax<1>& softmax,
-                                        float (&rescale)[1][2]) {
+  __device__ __forceinline__ void weigh(Scores& scores, const Step& step, const typename Config::Work& work,
+                                        OnlineSoftmax<1>& softmax, float (&rescale)[1][2]) {
     int lane_row = thread_ / 32 * 16 + thread_ % 32 / 4;  // of this consumer's
     int row_step = 8;
     if constexpr (Config::kSplit) {
