@@ -15,8 +15,8 @@
 #include "sm90/backward_arguments.cuh"
 #include "sm90/column_fragments.cuh"
 #include "sm90/dq_writer.cuh"
-#include "sm90/forward_kernel.cuh"
 #include "sm90/operand.cuh"
+#include "sm90/pipeline.cuh"
 #include "sm90/ptx.cuh"
 #include "sm90/row_producer.cuh"
 #include "sm90/wgmma.cuh"
@@ -202,7 +202,7 @@ class ColumnConsumer {
       q_.advance();
       rows_.advance();
     }
-    release(smem_.q_empty[q_.index]);  // the entry that ends the list
+    release(smem_.q_empty[q_.index]);                 // the entry that ends the list
     smem_.dout_full[rows_.index].wait(rows_.parity);  // passed: no phase may go by unseen
     release(smem_.dout_empty[rows_.index]);
     place_ = smem_.place;

@@ -4,7 +4,7 @@
 #include "common/block_place.cuh"
 #include "common/row_runs.cuh"
 #include "sm90/backward_arguments.cuh"
-#include "sm90/forward_kernel.cuh"
+#include "sm90/pipeline.cuh"
 #include "sm90/ptx.cuh"
 
 namespace flashmask::sm90 {
