@@ -63,6 +63,14 @@ __device__ __forceinline__ float2 unpack<__half>(uint32_t packed) {
   return __half22float2(*reinterpret_cast<const __half2*>(&packed));
 }
 
+// A lane's part of row g (h = 0) or g + 8 to 0: of one that sees no key, where 0 times what is not finite
+// would not be.
+template <int kN8>
+__device__ __forceinline__ void clear_row(float (&fragments)[kN8][4], int h) {
+#pragma unroll
+  for (int n = 0; n < kN8; ++n) fragments[n][2 * h] = fragments[n][2 * h + 1] = 0.f;
+}
+
 // Row statistics of the online softmax; a lane holds rows g and g + 8 of each 16-row fragment.
 template <int kM>
 struct OnlineSoftmax {

@@ -105,11 +105,8 @@ class Backward {
           compute_block(item / chunks_, (column_chunk + phase) % chunks_, column_chunk, scratch[worker]);
         });
       }
-      team.for_each(query_heads * row_blocks, [&](int64_t item) {
-        const int64_t head = item / row_blocks, row = item % row_blocks * kBlockM;
-        dq_.finish(head / shape_.heads_q, head % shape_.heads_q, row,
-                   std::min<int64_t>(kBlockM, shape_.seqlen_q - row));
-      });
+      team.for_each(query_heads * row_blocks,
+                    [&](int64_t item) { finish_rows(item / row_blocks, item % row_blocks * kBlockM); });
       team.for_each(key_heads * column_tiles,
                     [&](int64_t item) { each_column_tile(item, column_tiles, &Gradient<T>::finish); });
     });
@@ -141,6 +138,17 @@ class Backward {
       if (sees_nothing(lse[i])) delta[i] = 0;  // whatever the incoming gradients of an empty row are
     }
     dq_.clear(b, h, row, rows);
+  }
+
+  // A row that sees nothing has added 0 times keys, which is not 0 if they are not finite.
+  void finish_rows(int64_t head, int64_t row) const {
+    const int64_t b = head / shape_.heads_q, h = head % shape_.heads_q;
+    const int64_t rows = std::min<int64_t>(kBlockM, shape_.seqlen_q - row);
+    const T* lse = static_cast<const T*>(p_.lse) + head * shape_.seqlen_q + row;
+    for (int64_t i = 0; i < rows; ++i) {
+      if (sees_nothing(lse[i])) dq_.clear(b, h, row + i, 1);
+    }
+    dq_.finish(b, h, row, rows);
   }
 
   static bool sees_nothing(T lse) { return lse == -std::numeric_limits<T>::infinity(); }

@@ -114,8 +114,13 @@ class Forward {
     ops_.transpose(o_t, kBlockM, shape.head_dim_v, rows, o, shape.head_dim_v);
     T* lse = static_cast<T*>(p_.lse) + (b * shape.heads_q + h) * shape.seqlen_q + row_begin;
     for (int32_t i = 0; i < rows; ++i) {
-      const T factor = row_sum[i] == 0 ? T{0} : 1 / row_sum[i];
-      for (int32_t c = 0; c < shape.head_dim_v; ++c) o[int64_t{i} * shape.head_dim_v + c] *= factor;
+      T* row = o + int64_t{i} * shape.head_dim_v;
+      if (row_sum[i] == 0) {
+        std::fill_n(row, shape.head_dim_v, T{0});  // no product: 0 times what is not finite is not 0
+      } else {
+        const T factor = 1 / row_sum[i];
+        for (int32_t c = 0; c < shape.head_dim_v; ++c) row[c] *= factor;
+      }
       lse[i] = row_max[i] + std::log(row_sum[i]);  // -inf for a row that sees nothing
     }
     ops_.store(o, shape.head_dim_v, rows, shape.head_dim_v, o_.stored(b, h, row_begin));

@@ -91,7 +91,7 @@ cudaError_t launch_backward(const BackwardParams& params) {
                                  kTileBytes);
     if (error != cudaSuccess) return error;
     backward_after_kernel<Config><<<row_blocks, Config::kThreads, kTileBytes, stream>>>(
-        params, arguments.dq, nullptr, arguments.rows.tiles);
+        params, arguments.dq, nullptr, arguments.rows.lse, arguments.rows.tiles);
   }
   return cudaGetLastError();
 }

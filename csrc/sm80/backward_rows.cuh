@@ -115,12 +115,12 @@ __global__ void backward_before_kernel(const __grid_constant__ BackwardParams pa
   if (threadIdx.x == 0) rows.empty[blockIdx.x] = any_empty;
 }
 
-// dq = softmax_scale * workspace. Grid: tiles * Hq * B blocks of Config::kThreads, each a row tile. Workspace
-// says how the accumulators lie, as DqWorkspace does. `visits`, if there is one, is 0 where nobody has
-// written a row tile's part of the workspace.
+// dq = softmax_scale * workspace, and 0 for rows that see no key, whatever was added. Grid: tiles * Hq * B
+// blocks of Config::kThreads, each a row tile. Workspace says how the accumulators lie, as DqWorkspace does.
+// `visits`, if there is one, is 0 where nobody has written a row tile's part of the workspace.
 template <class Config, class Workspace = DqWorkspace<Config>>
 __global__ void backward_after_kernel(const __grid_constant__ BackwardParams params, const float* workspace,
-                                      const int32_t* visits, int tiles) {
+                                      const int32_t* visits, const float* lse, int tiles) {
   using Element = typename Config::Element;
   using Tile = typename Config::QTile;
   extern __shared__ __align__(1024) char smem[];
@@ -133,6 +133,8 @@ __global__ void backward_after_kernel(const __grid_constant__ BackwardParams par
   const bool visited = visits == nullptr || visits[blockIdx.x] != 0;
 #pragma unroll
   for (int m = 0; m < Workspace::kM; ++m) {
+    const float* row_lse = lse + int64_t{blockIdx.x} * Config::kBlockM + Workspace::row(warp, m, lane);
+    const bool empty[2] = {row_lse[0] == INFINITY, row_lse[8] == INFINITY};
 #pragma unroll
     for (int n = 0; n < Workspace::kN8; ++n) {
       float x[4] = {};
@@ -141,7 +143,8 @@ __global__ void backward_after_kernel(const __grid_constant__ BackwardParams par
       for (int h = 0; h < 2; ++h) {
         const int offset =
             Tile::offset(Workspace::row(warp, m, lane) + 8 * h, Workspace::chunk(warp, n)) + (lane % 4) * 4;
-        *reinterpret_cast<uint32_t*>(smem + offset) = pack<Element>(x[2 * h] * scale, x[2 * h + 1] * scale);
+        *reinterpret_cast<uint32_t*>(smem + offset) =
+            empty[h] ? 0 : pack<Element>(x[2 * h] * scale, x[2 * h + 1] * scale);
       }
     }
   }

@@ -216,6 +216,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     for (int h = 0; h < 2; ++h) {
       const float sum = softmax.total(m, h);
       const float inverse = sum == 0.f ? 0.f : kept / sum;
+      if (sum == 0.f) clear_row(output[m], h);
       const int row = warp_row + 16 * m + 8 * h + lane / 4;
       if (lane % 4 == 0 && row_begin + row < row_end) {
         lse[row_begin + row] = softmax.lse(m, h, sum, scale);

@@ -153,8 +153,8 @@ cudaError_t launch_backward(const BackwardParams& params) {
     error = cudaFuncSetAttribute(convert, cudaFuncAttributeMaxDynamicSharedMemorySize, kTileBytes);
     if (error != cudaSuccess) return error;
     const int32_t* visits = Config::kFirstStores ? arguments.dq_turn : nullptr;
-    convert<<<row_blocks, Conversion::kThreads, kTileBytes, stream>>>(params, arguments.dq, visits,
-                                                                      arguments.rows.tiles);
+    convert<<<row_blocks, Conversion::kThreads, kTileBytes, stream>>>(
+        params, arguments.dq, visits, arguments.rows.lse, arguments.rows.tiles);
   }
   return cudaGetLastError();
 }

@@ -128,7 +128,7 @@ class Consumer {
     return step;
   }
 
-  // The first column tile: there is no O += P V yet that could run beside its S.
+  // The first column tile of a run: no O += P V is there to run beside its S.
   __device__ __forceinline__ void start_run(Step& step, const typename Config::Work& work,
                                             OnlineSoftmax<1>& softmax, Output& output, Probabilities& p,
                                             bool fresh) {
@@ -145,7 +145,7 @@ class Consumer {
     step = next_step();
   }
 
-  // The last O += P V.
+  // The last O += P V of a run.
   __device__ __forceinline__ void finish_run(Output& output, const Probabilities& p, bool& fresh) {
     smem_.v_full[v_.index].wait(v_.parity);
     multiply_output(output, p, fresh);
@@ -207,9 +207,9 @@ class Consumer {
     return work.row_tile * Config::kBlockM + group_ * 64;
   }
 
-  // While S is computed: what those slots mask of this consumer's rows of whose intervals some start and some
-  // end in the tile. (Where they do only one of it, comparing is as fast without.) Nobody reads what lay
-  // there any more: all have given back the K stage before.
+  // While S is computed: for the slots whose intervals both start and end in the tile, which of this
+  // consumer's rows they mask in each column. (Where they only start or only end there, comparing is as fast
+  // without.) The place is free: all threads have given back the K stage that had it before.
   __device__ __forceinline__ void prepare_mask(const Step& step, const typename Config::Work& work) {
     const uint32_t prepared = with_both_ends(step.touched);
     if (prepared == 0) return;
@@ -297,7 +297,7 @@ class Consumer {
   }
 
   __device__ __forceinline__ void store(const typename Config::Work& work, const OnlineSoftmax<1>& softmax,
-                                        const Output& output) {
+                                        Output& output) {
     if constexpr (Config::kSplit) {
       store_split<Config>(arguments_.split, arguments_.params, work, group_, thread_, softmax, output,
                           arguments_.exponent_scale);
@@ -308,7 +308,7 @@ class Consumer {
 
   // lse to memory, O to the place of its Q, from where the storer takes it.
   __device__ __forceinline__ void store_tile(const RowTileWork& work, const OnlineSoftmax<1>& softmax,
-                                             const Output& output) {
+                                             Output& output) {
     const Shape& shape = arguments_.params.shape;
     float* lse = static_cast<float*>(arguments_.params.lse) +
                  (int64_t{work.batch} * shape.heads_q + work.head) * shape.seqlen_q;
@@ -320,6 +320,7 @@ class Consumer {
     for (int h = 0; h < 2; ++h) {
       const float sum = softmax.total(0, h);
       inverse[h] = sum == 0.f ? 0.f : 1.f / sum;
+      if (sum == 0.f) clear_row(output[0], h);
       const int row = work.row_tile * Config::kBlockM + warp_row + 8 * h + static_cast<int>(lane / 4);
       if (lane % 4 == 0 && row < shape.seqlen_q) lse[row] = softmax.lse(0, h, sum, arguments_.exponent_scale);
     }

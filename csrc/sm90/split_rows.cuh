@@ -70,7 +70,7 @@ __device__ __forceinline__ void load_packed_q(char* shared, const CUtensorMap* m
 template <class Config, class Work, int kO8>
 __device__ __forceinline__ void store_split(const SplitArguments& split, const ForwardParams& params,
                                             const Work& work, int group, int thread,
-                                            const OnlineSoftmax<1>& softmax, const float (&output)[1][kO8][4],
+                                            const OnlineSoftmax<1>& softmax, float (&output)[1][kO8][4],
                                             float scale) {
   using Element = typename Config::Element;
   const Shape& shape = params.shape;
@@ -79,6 +79,7 @@ __device__ __forceinline__ void store_split(const SplitArguments& split, const F
   for (int h = 0; h < 2; ++h) {
     const float sum = softmax.total(0, h);
     const float inverse = sum == 0.f ? 0.f : 1.f / sum;
+    if (sum == 0.f) clear_row(output[0], h);
     const PackedRow at = packed_row(split.plan, thread / 32 * 16 + 8 * h + lane / 4);
     const int row = (work.row_tile * Config::kConsumers + group) * split.plan.group_rows + at.row;
     if (at.row >= split.plan.group_rows || row >= shape.seqlen_q) continue;

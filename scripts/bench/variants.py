@@ -5,7 +5,7 @@ is a file of csrc/instantiations without its ending and OLD, NEW are Config argu
 edits both units. For example, after `python scripts/build_kernels.py --cuda --targets 90 --output build`:
 
 python scripts/bench/variants.py --masks full causal --head-dims 64 --directions forward --peers cudnn \\
-    --variant "192:sm90_forward_d64_bf16:64, 3, 128, 2=64, 2, 192, 2"
+    --variant "192:sm90_forward_d64_bf16:64, 3, 128, 4=64, 2, 192, 2"
 python scripts/bench/variants.py --masks causal --head-dims 128 --directions backward \\
     --variant "3 stages:sm90_backward_d128_bf16:64, 2, false=64, 3, false"
 

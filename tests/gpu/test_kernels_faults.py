@@ -74,6 +74,21 @@ def test_rows_that_see_no_key(kernels: Kernels, seed: int, head_dim: int, visit:
     assert_matches(results, x, name)
 
 
+@pytest.mark.parametrize("visit", ["skip", "all"])
+@every_head_dim
+def test_rows_that_see_no_key_beside_keys_that_are_not_finite(
+    kernels: Kernels, seed: int, head_dim: int, visit: str
+) -> None:
+    seqlen_q, seqlen_k, causal, bounds, rows = EMPTY_ROWS["some rows, and a whole tile"]
+    options = Options(indices=same_columns(seqlen_k, *bounds), causal=causal, visit=visit)
+    x = make_problem(seed, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=head_dim, options=options)
+    x.v[:, 3], x.k[:, 5] = torch.inf, torch.nan  # other rows see them
+    results = run(kernels, x)
+    assert (results["out"][:, rows] == 0).all()
+    assert (results["lse"][..., rows] == -torch.inf).all()
+    assert (results["dq"][:, rows] == 0).all()
+
+
 # NaN gradients.
 
 

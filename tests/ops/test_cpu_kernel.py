@@ -354,6 +354,27 @@ def test_rows_that_see_nothing_are_exact_zeros(
         np.testing.assert_array_equal(values, expected[name], err_msg=name)
 
 
+@pytest.mark.parametrize("visit", ["skip", "all"])
+@pytest.mark.parametrize("dtype", ["float32", "float64", "bfloat16"])
+def test_rows_that_see_nothing_beside_keys_that_are_not_finite(
+    kernels: Kernels, rng: np.random.Generator, dtype: str, visit: str
+) -> None:
+    indices = np.zeros((1, 1, 150, 2), np.int32)
+    indices[...] = (40, 70)  # rows 40 to 69, from all columns
+    indices = np.concatenate([indices, np.full_like(indices, 200)], axis=-1)
+    options = Options(indices=indices, visit=visit, dtype=dtype)
+    shapes = [(1, 200, 2, 20), (1, 150, 1, 20), (1, 150, 1, 20), (1, 200, 2, 20)]
+    q, k, v, dout = (rng.standard_normal(shape) for shape in shapes)
+    v[:, 3], k[:, 5] = np.inf, np.nan  # other rows see them
+    q, k, v, dout = (to_storage(values, dtype) for values in (q, k, v, dout))
+    with np.errstate(all="ignore"):
+        out, lse = kernels.forward(q, k, v, options)
+        gradients = kernels.backward(q, k, v, out, lse, dout, options)
+    assert (out[:, 40:70] == 0).all()
+    assert np.isneginf(lse[..., 40:70]).all()
+    assert (from_storage(gradients["dq"], dtype)[:, 40:70] == 0).all()
+
+
 def test_first_visited_tile_masked(kernels: Kernels, rng: np.random.Generator) -> None:
     # In "all" mode the first two tiles of every row hold no visible key: the maximum must stay -inf.
     q, k, v = (rng.standard_normal((1, 192, 1, 8)) for _ in range(3))
