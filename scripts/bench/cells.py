@@ -123,6 +123,12 @@ PEER_NAMES |= {
     "flashinfer_sparse": "FlashInfer, block-sparse",
     "flashinfer_sparse_16": "FlashInfer, block-sparse 16",
 }
+# Of the twelve, what those peers express that do not express all.
+PEER_MASKS = {
+    "fa2": ("full", "causal"),
+    "cudnn": ("full", "causal"),
+    "fa4": ("full", "causal", "sliding_window"),
+}
 
 
 def batched(kernels: str) -> str:

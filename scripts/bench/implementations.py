@@ -15,7 +15,7 @@ from typing import Any
 import flashinfer_peers
 import flex_masks
 import torch
-from cells import EQUAL_DOCUMENT_COUNT, MAGI_WINDOW, TWELVE, Case
+from cells import EQUAL_DOCUMENT_COUNT, MAGI_WINDOW, PEER_MASKS, TWELVE, Case
 from kernel_calls import BackwardParams, CudaLibrary, ForwardParams, Options, backward_params, forward_params
 from paper_data import PUBLISHED
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -264,8 +264,8 @@ def _fa4(case: Case, data: Data) -> tuple[Tensors, Callable[..., torch.Tensor]]:
 
 
 PEERS = {
-    "fa2": Peer(("full", "causal"), partial(_sdpa, SDPBackend.FLASH_ATTENTION), heads_first=True),
-    "cudnn": Peer(("full", "causal"), partial(_sdpa, SDPBackend.CUDNN_ATTENTION), heads_first=True),
+    "fa2": Peer(PEER_MASKS["fa2"], partial(_sdpa, SDPBackend.FLASH_ATTENTION), heads_first=True),
+    "cudnn": Peer(PEER_MASKS["cudnn"], partial(_sdpa, SDPBackend.CUDNN_ATTENTION), heads_first=True),
     "flex": Peer(FLEX_MASKS, partial(_flex, None), heads_first=True),
     "flex_flash": Peer(
         FLEX_MASKS,
@@ -273,9 +273,7 @@ PEERS = {
         heads_first=True,
         module="flash_attn.cute",
     ),
-    "fa4": Peer(
-        ("full", "causal", "sliding_window", MAGI_WINDOW), _fa4, heads_first=False, module="flash_attn.cute"
-    ),
+    "fa4": Peer((*PEER_MASKS["fa4"], MAGI_WINDOW), _fa4, heads_first=False, module="flash_attn.cute"),
     **{
         name: Peer(TWELVE, attend, heads_first=False, module="flashinfer", trains=False)
         for name, attend in (
