@@ -16,11 +16,12 @@
 namespace flashmask::sm90 {
 
 struct ForwardArguments {
-  CUtensorMap q, k, v, o;  // boxes: 64 rows (q, o) or block_n rows (k, v) of one panel; splits: see there
+  // Boxes: 64 rows (q, o) or block_n rows (k, v) of one panel; q of a split as load_packed_q() says.
+  CUtensorMap q, k, v, o;
   ForwardParams params;
   MaskTiles mask;
   int row_tiles;
-  int work_count;        // row_tiles * Hq * B
+  int work_count;        // row_tiles * Hq * B, or the plan's number of splits
   unsigned* ticket;      // zeroed; the next row tile that nobody has taken
   float exponent_scale;  // exponent_scale(softmax_scale)
   bool negated;          // softmax_scale < 0
@@ -103,8 +104,8 @@ struct ForwardConfig {
   using Work = std::conditional_t<kSplit, SplitWork, RowTileWork>;
 
   // Whether each consumer is told what a column tile is to its own 64 rows, and passes it over if they see
-  // nothing of it: row tiles of 192 rows reach far beyond what some of their rows see. With 128 rows the
-  // search costs more than that saves.
+  // nothing of it: row tiles of 192 rows reach far beyond what some of their rows see. With 128 rows, at head
+  // dim 128, the search costs more than that saves.
   static constexpr bool kByGroup = kConsumers == 3;
   static constexpr int kViews = kByGroup ? kConsumers : 1;
 

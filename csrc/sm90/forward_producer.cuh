@@ -34,8 +34,7 @@ class Producer {
     uint32_t touched[Config::kViews];
   };
 
-  // Lane 0's value counts. Of an atomicAdd() ptxas makes one for all lanes that take part and waits for its
-  // result at once.
+  // Lane 0's value counts. Not atomicAdd(): ptxas joins those of a warp and waits for the result at once.
   __device__ __forceinline__ int take_ticket() {
     return lane_ == 0 ? static_cast<int>(atomicInc(arguments_.ticket, INT_MAX)) : 0;
   }

@@ -16,8 +16,9 @@ __device__ __forceinline__ uint32_t shared_address(const void* pointer) {
 // registers, where wgmma reads its descriptors.
 __device__ __forceinline__ int uniform(int value) { return __shfl_sync(~0u, value, 0); }
 
-// Whether this lane speaks for its warp, all of whose lanes call it: always the same one. ptxas knows of what
-// follows on it that one lane runs it; of a lane it does not know this, and loops over lanes for every copy.
+// Whether this lane speaks for its warp, all of whose lanes call it: always the same one. ptxas knows that
+// one lane alone runs what hangs on it; where a lane's number decides, it makes a loop over lanes of every
+// copy.
 __device__ __forceinline__ bool elect_one() {
   uint32_t chosen;
   asm volatile(
