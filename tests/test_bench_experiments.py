@@ -355,7 +355,7 @@ def test_what_got_slower_is_named(tmp_path: Path) -> None:
     case = "document 8K D=128, 32:8 heads forward"
     assert [line for _, line in changes] == [
         f"slower by 20.0 %: {case} / Flex (2.000 before, 1.600 now)",
-        f"faster by 12.5 %: {case} / matmul (0.800 before, 0.900 now)",
+        f"faster by 12.5 %: {case} / matmul beside flex (0.800 before, 0.900 now)",
     ]
     assert [*regress.compare(stored, {})] == []
 
@@ -391,7 +391,7 @@ def test_what_fails_or_was_left_out_is_no_pass(
         call([*before, wrong])
     out = capsys.readouterr().out
     assert "6 of 8" in out
-    assert f"  FAILED: {case} forward / Flex\n  FAILED: {case} forward / matmul\n" in out
+    assert f"  FAILED: {case} forward / Flex\n  FAILED: {case} forward / matmul beside flex\n" in out
     assert regress.read(path) == stored
     # A peer's failure is not ours, and is no measurement either.
     out = call([*before, replace(wrong, implementation="flex")])

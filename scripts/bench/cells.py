@@ -13,6 +13,7 @@ import math
 import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import Field, astuple, dataclass, fields, replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -98,6 +99,13 @@ def search_case(head_dim: int) -> Case:
     return Case(
         EQUAL_DOCUMENTS, EQUAL_DOCUMENT_COUNT * EQUAL_DOCUMENT_LENGTH, head_dim, 1, HIDDEN // head_dim
     )
+
+
+@cache
+def is_drawn(mask: str) -> bool:
+    """Whether a mask of the paper's setting hangs on the seed, as those with documents do."""
+    one, other = (paper_case(mask, LENGTHS[0], HEAD_DIMS[0], seed).build_mask() for seed in (0, 1))
+    return one != other
 
 
 def magi_case(mask: str, seqlen: int, head_dim: int = 128, seed: int = 0) -> Case:

@@ -118,7 +118,10 @@ def main() -> None:
         for case in cases:
             if not bench.is_measured(case, "forward"):
                 bench.measure(case, ["forward"])
-    text = render(read_rows(arguments.csv), arguments.kernels)
+    rows = read_rows(arguments.csv)
+    if not any(row.run.kernels == arguments.kernels for row in rows):
+        sys.exit(f"{arguments.csv}: no rows of {arguments.kernels}, nothing is written")
+    text = render(rows, arguments.kernels)
     arguments.markdown.parent.mkdir(parents=True, exist_ok=True)
     arguments.markdown.write_text(text)
     print(text)

@@ -4,9 +4,9 @@ python scripts/bench/regress.py docs/results/kernels_sm90.csv           # fails 
 python scripts/bench/regress.py docs/results/kernels_sm90.csv --store   # keeps the new ratios
 
 Milliseconds differ from card to card and from day to day; what is kept are ratios within one run: our TFLOP/s
-to those of the large matmul timed in turns with it, and our speed to each peer's. They are in
-docs/results/ratios, a CSV file per kernels and card. Of the benchmark's file, the newest version of the
-kernels counts, and of each of its implementations the newest row: where that is ours and has failed (it
+to those of the large matmul timed in turns with it and with the same peers, and our speed to each peer's.
+They are in docs/results/ratios, a CSV file per kernels and card. Of the benchmark's file, the newest version of
+the kernels counts, and of each of its implementations the newest row: where that is ours and has failed (it
 raised, or its results were wrong), this fails too, whatever was measured before. What was not measured again,
 or where the peer has failed, is named and stays as it is. Needs no torch.
 """
@@ -17,7 +17,7 @@ import argparse
 import csv
 import re
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
@@ -49,6 +49,11 @@ class Key:
         return f"{place} / {PEER_NAMES.get(self.against, self.against)}"
 
 
+def matmul_beside(peers: Sequence[str]) -> str:
+    """Name the matmul by what else took turns: on a card at its power limit all set each other's clock."""
+    return MATMUL if not peers else f"{MATMUL} beside {' '.join(peers)}"
+
+
 Ratios = dict[Key, float]
 COLUMNS = [*(field.name for field in fields(Case)), "direction", "ours", "against", "ratio"]
 
@@ -62,8 +67,8 @@ def ratios(results: Results) -> Ratios:
             for ours in (results.kernels, deterministic(results.kernels)):
                 if results.failed(case, direction, ours):
                     continue
-                for row in results.find((case, direction, ours)):
-                    found[Key(case, direction, ours, MATMUL)] = row.share
+                for peers, row in results.by_company(case, direction, ours).items():
+                    found[Key(case, direction, ours, matmul_beside(peers))] = row.share
                 for peer in PEER_NAMES:
                     if results.failed(case, direction, peer):
                         continue
@@ -134,7 +139,7 @@ def main() -> None:
     rows = read_rows(arguments.csv)
     if not rows:
         parser.error(f"{arguments.csv}: there are no rows")
-    slower = failed = 0
+    slower = failed = again = 0
     for kernels in dict.fromkeys(row.run.kernels for row in rows):
         for card in cards(rows, kernels):
             path = path_of(kernels, card, arguments.ratios)
@@ -146,6 +151,7 @@ def main() -> None:
             failed += len(failing)
             missing = sorted(stored.keys() - measured.keys() - set(failing), key=str)
             compared = len(stored.keys() & measured.keys())
+            again += compared
             print(f"{kernels} on {card}: {compared} of {len(stored)} stored ratios were measured again")
             lines = [f"FAILED: {key}" for key in failing] + [line for _, line in changes]
             lines += [f"not measured again: {key}" for key in missing]
@@ -156,6 +162,8 @@ def main() -> None:
     problems = [f"{failed} stored ratios are of kernels that fail now"] if failed else []
     if slower and not arguments.store:
         problems.append(f"{slower} ratios fell by more than {100 * arguments.tolerance:g} %")
+    if not again and not arguments.store:
+        problems.append("no stored ratio was measured again")
     if problems:
         sys.exit("; ".join(problems))
 

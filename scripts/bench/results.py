@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from cells import Case, Row
+from cells import PEER_NAMES, Case, Row
 
 Key = tuple[Case, str, str]  # case, direction, implementation
 
@@ -43,6 +43,16 @@ class Results:
         """
         run = self._runs[row.run.started].values()
         return row.tflops / max(other.matmul_tflops for other in run if other.ok)
+
+    def by_company(self, case: Case, direction: str, implementation: str) -> dict[tuple[str, ...], Row]:
+        """Return the newest row for each set of peers that it was timed in turns with."""
+        found: dict[tuple[str, ...], Row] = {}
+        for run in self._runs.values():
+            row = run.get((case, direction, implementation))
+            if row is not None and row.ok:
+                here = {name for c, d, name in run if (c, d) == (case, direction)}
+                found.setdefault(tuple(name for name in PEER_NAMES if name in here), row)
+        return found
 
     def failed(self, case: Case, direction: str, implementation: str) -> bool:
         """Whether it failed in the newest run that tried."""

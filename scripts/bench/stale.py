@@ -42,6 +42,8 @@ def main() -> None:
     found = [state(path) for path in sorted(parser.parse_args().folder.glob("*.csv"))]
     known = [item for item in found if item is not None]
     print(*(line for _, line in known), sep="\n")
+    unknown = len(found) - len(known)
+    print(f"{unknown} files say nothing of kernel sources: their pages name a commit")
     if any(stale for stale, _ in known):
         sys.exit("some are stale")
 
