@@ -3,12 +3,12 @@
 python scripts/bench/regress.py docs/results/kernels_sm90.csv           # fails when a ratio fell by over 3 %
 python scripts/bench/regress.py docs/results/kernels_sm90.csv --store   # keeps the new ratios
 
-Milliseconds differ from card to card and from day to day; what is kept are ratios within one run: our TFLOP/s
-to those of the large matmul timed in turns with it and with the same peers, and our speed to each peer's.
-They are in docs/results/ratios, a CSV file per kernels and card. Of the benchmark's file, the newest version
-of the kernels counts, and of each of its implementations the newest row: where that is ours and has failed (it
-raised, or its results were wrong), this fails too, whatever was measured before. What was not measured again,
-or where the peer has failed, is named and stays as it is. Needs no torch.
+Milliseconds differ from card to card and from day to day; what is kept are ratios within one run: our
+TFLOP/s to those of the large matmul timed in turns with it and with the same peers, and our speed to each
+peer's. They are in docs/results/ratios, a CSV file per kernels and card. Of the benchmark's file, the
+newest version of the kernels counts, and of each of its implementations the newest row: where that is ours
+and has failed (it raised, or its results were wrong), this fails too, whatever was measured before. What
+was not measured again, or where the peer has failed, is named and stays as it is. Needs no torch.
 """
 
 from __future__ import annotations
