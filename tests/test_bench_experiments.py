@@ -480,7 +480,7 @@ def test_torch_attention_has_the_gradients_of_the_definition(library: Path) -> N
     ("module", "options", "says"),
     [
         (sparsity, ["--seqlen", "1024", "--heads", "1", "--head-dim", "16", "--per-bucket", "1"], "R²"),
-        (memory, ["--lengths", "256", "--no-flex"], "Bytes of a mask"),
+        (memory, ["--lengths", "256", "--names", "ours", "dense", "no mask"], "Bytes of a mask"),
         (
             end_to_end,
             ["--lengths", "256", "--bins", "2", "--tasks", "lora", "--methods", "ours", "vanilla"],
@@ -516,6 +516,7 @@ def test_memory_counts_right_results_and_gradients_only(
     wrong: str, seqlen: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch")
+    import experiment
     import measure
 
     def attend(*inputs: torch.Tensor) -> torch.Tensor:
@@ -531,17 +532,39 @@ def test_memory_counts_right_results_and_gradients_only(
     monkeypatch.setattr(measure, "reference_head", lambda *args: expected)
     sample = memory.documents(seqlen)
     if not wrong:
-        memory.check(attend, sample, tensors)
+        experiment.check(attend, sample, tensors)
         return
     name = wrong if wrong == "o" else f"d{wrong}"
     with pytest.raises(measure.WrongResultError, match=f"^{name}: off by"):
-        memory.check(attend, sample, tensors)
+        experiment.check(attend, sample, tensors)
 
 
 def test_the_cost_of_a_batch_is_measured_from_8_k_to_a_million_tokens() -> None:
     assert {2**13, 2**16, 2**20} <= set(memory.LENGTHS)
     ratios = [longer // shorter for shorter, longer in pairwise(memory.LENGTHS)]
-    assert ratios == [2, 2, 2, 2, 4, 4]
+    assert ratios == [2, 2, 2, 2, 2, 2, 4]
+
+
+def test_of_memory_what_is_asked_for_and_left_is_measured(tmp_path: Path) -> None:
+    log = Log(tmp_path / "x.csv", memory.COLUMNS, RUN)
+
+    def wanted(*names: str, retry: bool = False) -> list[str]:
+        experiment = memory.Experiment(None, log, names, retry=retry)
+        return [name for name in memory.NAMES if experiment.is_wanted("peak", name, 4096)]
+
+    key = {"part": "peak", "seqlen": 4096}
+    assert wanted(*memory.NAMES) == [*memory.NAMES]
+    assert wanted("flex") == ["flex"]
+    log.add({**key, "name": "ours", "status": "ok"})
+    log.add({**key, "name": "flex", "status": "failed"})
+    assert wanted("ours", "flex", "dense") == ["dense"]
+    assert wanted("ours", "flex", "dense", retry=True) == ["dense", "flex"]
+    log.add({**key, "name": "flex", "status": "ok"})
+    assert wanted("flex", retry=True) == []
+    # What failed and was mended is written as what it is now; of failures, the last.
+    rows = [memory_row("peak", "flex", 4096, "", 0, note) for note in ("no", "never")]
+    assert "| 4K |  |  | never |" in memory.render(rows)
+    assert "| 4K |  |  | 2 |" in memory.render([*rows, memory_row("peak", "flex", 4096, "peak", 2**21)])
 
 
 @pytest.mark.parametrize("part", ["peak", "batch", "layer"])
@@ -554,7 +577,9 @@ def test_no_part_of_memory_counts_wrong_results(
     monkeypatch.setattr(torch_attention.Attention, "forward", lambda *a: tuple(x + 0.1 for x in forward(*a)))
     files = ["--csv", str(tmp_path / "x.csv"), "--library", str(library), "--commit", "1", "--no-report"]
     monkeypatch.setattr(
-        sys, "argv", ["x.py", "--device", "cpu", "--no-flex", "--parts", part, "--lengths", "256", *files]
+        sys,
+        "argv",
+        ["x.py", "--device", "cpu", "--names", "ours", "--parts", part, "--lengths", "256", *files],
     )
     memory.main()
     [row] = [row for row in Log(tmp_path / "x.csv", memory.COLUMNS).rows if row["name"] == "ours"]
