@@ -325,6 +325,38 @@ def test_the_layers_are_printed_and_recorded(
         assert (row["layers"], row["status"]) == (layers, "ok")
 
 
+def test_flex_compiles_once_per_length_and_kind_of_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = ["dpo", "sft", "rm", "lora"]
+    assert end_to_end.compiled_items(tasks, [4096, 512]) == [
+        *(("dpo", 4096), ("sft", 4096)),
+        *(("dpo", 512), ("sft", 512)),
+    ]
+    called = []
+    monkeypatch.setattr(end_to_end, "compile_apart", lambda *args: called.append(args))
+    monkeypatch.setattr(sys, "argv", ["x.py", "--prepare", "3", "--tasks", "rm", "--lengths", "8192"])
+    end_to_end.main()  # and measures nothing
+    [(act, items, name, workers)] = called
+    assert (act.func, items, workers) == (end_to_end.compile_flex, [("rm", 8192)], 3)
+    assert name(items[0]) == "share_question 8K flex"
+
+
+def test_preparing_makes_and_checks_flex_attention(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    def make_flex(
+        methods: end_to_end.Methods, *, causal: bool = False
+    ) -> object:  # it has no backward on CPUs
+        index = torch.arange(methods.seqlen)
+        return methods._make_sdpa(index[:, None] >= index if causal else methods.rule(index[:, None], index))
+
+    arguments = argparse.Namespace(device="cpu", binary=library, kernels="cuda", commit="1")
+    monkeypatch.setattr(end_to_end.Methods, "_make_flex", make_flex)
+    end_to_end.compile_flex(("dpo", 256), arguments)
+    monkeypatch.setattr(end_to_end.Methods, "_make_flex", lambda methods: make_flex(methods, causal=True))
+    with pytest.raises(Exception, match="off by"):
+        end_to_end.compile_flex(("dpo", 256), arguments)
+
+
 def test_a_failed_step_is_run_again_if_asked_and_then_forgotten(tmp_path: Path) -> None:
     log = Log(tmp_path / "x.csv", end_to_end.COLUMNS, RUN)
     key = {"task": "sft", "method": "flex"}
