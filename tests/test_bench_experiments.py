@@ -36,14 +36,14 @@ PROVENANCE |= {"torch": "2", "started": "2026-01-01", "command": "python x.py"}
 
 
 @pytest.mark.parametrize("kind", paper_data.SPARSITY_SETTINGS)
-def test_sparsity_samples_fill_their_buckets(kind: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(paper_data, "DRAWS", 2000)
+def test_sparsity_samples_fill_their_buckets(kind: str) -> None:
     setting = paper_data.SPARSITY_SETTINGS[kind]
     samples = paper_data.sparsity_samples(kind, seqlen=8192, per_bucket=1)
     found = sorted(int((sample.rho - setting.lowest) / paper_data.BUCKET) for sample in samples)
     assert len(found) == len(set(found)) >= 0.7 * setting.buckets
     for sample in samples:
         assert sum(question + sum(answers) for question, answers in sample.documents) == 8192
+        assert sample.rho == sample.mask.block_sparsity(128)
         assert sample.hidden == pytest.approx(sample.rho, abs=0.06)
         assert sample.rho <= sample.hidden + 1e-3
         low, high = setting.documents
@@ -52,16 +52,34 @@ def test_sparsity_samples_fill_their_buckets(kind: str, monkeypatch: pytest.Monk
             assert all(2 <= len(answers) <= 6 for _, answers in sample.documents)
 
 
+@pytest.mark.parametrize("kind", paper_data.SPARSITY_SETTINGS)
+@pytest.mark.parametrize("seqlen", [1, 127, 900, 1024])
+def test_the_sparsity_of_a_sample_is_its_masks(kind: str, seqlen: int, rng: np.random.Generator) -> None:
+    for count in (1, 3, 12):
+        lengths = paper_data.cut(rng, seqlen, min(count, seqlen))
+        parts = [paper_data.cut(rng, length, min(3, length)) for length in lengths]
+        sample = paper_data.Sample(kind, tuple((part[0], tuple(part[1:])) for part in parts))
+        assert sample.rho == sample.mask.block_sparsity(128)
+
+
+def test_drawing_ends_where_nothing_is_filled_any_more(monkeypatch: pytest.MonkeyPatch) -> None:
+    drawn = []
+    cut = paper_data.cut
+    monkeypatch.setattr(paper_data, "cut", lambda *a: drawn.append(a) or cut(*a))
+    monkeypatch.setattr(paper_data, "IDLE_DRAWS", 50)
+    assert len(paper_data.sparsity_samples("document", 128, 3)) == 3  # of one tile: nothing is hidden
+    assert len(drawn) == 53
+
+
 def test_samples_of_buckets_out_of_reach_go_to_the_others(monkeypatch: pytest.MonkeyPatch) -> None:
     assert sparsity.spread(10, [9, 0, 9, 1]) == [5, 0, 4, 1]
     assert sparsity.spread(10, [1, 0, 2]) == [1, 0, 2]
-    monkeypatch.setattr(paper_data, "DRAWS", 3000)
     setting = replace(paper_data.SPARSITY_SETTINGS["document"], samples=60)
     monkeypatch.setitem(paper_data.SPARSITY_SETTINGS, "document", setting)
     assert len(paper_data.sparsity_samples("document", 4096)) < 60
     samples = sparsity.samples_of("document", 4096, None)
     assert len(samples) == len({sample.documents for sample in samples}) == 60
-    counts = Counter(sparsity.bucket_of(sample.rho, setting) for sample in samples)
+    counts = Counter(setting.bucket_of(sample.rho) for sample in samples)
     assert 12 < len(counts) < 20
     assert max(counts.values()) <= 6
     rhos = [sample.rho for sample in samples]
@@ -144,6 +162,7 @@ def sparsity_rows(noise: float) -> list[dict[str, str]]:
         for rho in np.linspace(0.52, 0.92, 9):
             milliseconds = 2 + 10 * (1 - rho) + noise * rng.standard_normal()
             row = {"mask": kind, "seqlen": "32768", "heads": "32", "head_dim": "128", "checked": ""}
+            row["per_bucket"] = "all"
             rows.append(PROVENANCE | row | {"rho": str(rho), "milliseconds": str(milliseconds)})
     return rows
 
@@ -160,6 +179,21 @@ def test_latency_is_fitted_by_a_line(tmp_path: Path) -> None:
     pytest.importorskip("matplotlib")
     sparsity.draw(sparsity_rows(0.1), tmp_path / "x.png")
     assert (tmp_path / "x.png").exists()
+
+
+def test_a_line_is_of_the_newest_setting_alone(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    newest = [row | {"started": "2026-03", "per_bucket": "4"} for row in sparsity_rows(0.0)]
+    others = sparsity_rows(1.0)
+    others += [row | {"started": "2026-02", "per_bucket": "4", "heads": "2"} for row in sparsity_rows(1.0)]
+    wrong = others[0] | {"milliseconds": "", "checked": "wrong: o is not finite"}
+    text = sparsity.render([wrong, *others, *newest])
+    assert text == sparsity.render(newest)
+    assert text.count("| 9 |") == text.count("| met |") == 3
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    drawn = []
+    monkeypatch.setattr(pyplot, "close", drawn.append)
+    sparsity.draw(others + newest, tmp_path / "x.png")
+    assert [text.get_text()[-9:] for text in drawn[0].axes[0].get_legend().get_texts()] == ["9 samples"] * 3
 
 
 def test_samples_with_wrong_results_are_named_and_not_fitted(tmp_path: Path) -> None:
@@ -289,6 +323,38 @@ def test_the_layers_are_printed_and_recorded(
         assert f"sft 256: {layers} layers\n" in capsys.readouterr().out
         row = Log(tmp_path / "x.csv", end_to_end.COLUMNS).rows[-1]
         assert (row["layers"], row["status"]) == (layers, "ok")
+
+
+def test_flex_compiles_once_per_length_and_kind_of_mask(monkeypatch: pytest.MonkeyPatch) -> None:
+    tasks = ["dpo", "sft", "rm", "lora"]
+    assert end_to_end.compiled_items(tasks, [4096, 512]) == [
+        *(("dpo", 4096), ("sft", 4096)),
+        *(("dpo", 512), ("sft", 512)),
+    ]
+    called = []
+    monkeypatch.setattr(end_to_end, "compile_apart", lambda *args: called.append(args))
+    monkeypatch.setattr(sys, "argv", ["x.py", "--prepare", "3", "--tasks", "rm", "--lengths", "8192"])
+    end_to_end.main()  # and measures nothing
+    [(act, items, name, workers)] = called
+    assert (act.func, items, workers) == (end_to_end.compile_flex, [("rm", 8192)], 3)
+    assert name(items[0]) == "share_question 8K flex"
+
+
+def test_preparing_makes_and_checks_flex_attention(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import torch
+
+    def make_flex(
+        methods: end_to_end.Methods, *, causal: bool = False
+    ) -> object:  # it has no backward on CPUs
+        index = torch.arange(methods.seqlen)
+        return methods._make_sdpa(index[:, None] >= index if causal else methods.rule(index[:, None], index))
+
+    arguments = argparse.Namespace(device="cpu", binary=library, kernels="cuda", commit="1")
+    monkeypatch.setattr(end_to_end.Methods, "_make_flex", make_flex)
+    end_to_end.compile_flex(("dpo", 256), arguments)
+    monkeypatch.setattr(end_to_end.Methods, "_make_flex", lambda methods: make_flex(methods, causal=True))
+    with pytest.raises(Exception, match="off by"):
+        end_to_end.compile_flex(("dpo", 256), arguments)
 
 
 def test_a_failed_step_is_run_again_if_asked_and_then_forgotten(tmp_path: Path) -> None:
@@ -446,7 +512,7 @@ def test_torch_attention_has_the_gradients_of_the_definition(library: Path) -> N
     ("module", "options", "says"),
     [
         (sparsity, ["--seqlen", "1024", "--heads", "1", "--head-dim", "16", "--per-bucket", "1"], "R²"),
-        (memory, ["--lengths", "256", "--no-flex"], "Bytes of a mask"),
+        (memory, ["--lengths", "256", "--names", "ours", "dense", "no mask"], "Bytes of a mask"),
         (
             end_to_end,
             ["--lengths", "256", "--bins", "2", "--tasks", "lora", "--methods", "ours", "vanilla"],
@@ -456,7 +522,6 @@ def test_torch_attention_has_the_gradients_of_the_definition(library: Path) -> N
 )
 def test_experiments_run_and_resume(module, options, says, library, tmp_path, monkeypatch, capsys) -> None:
     pytest.importorskip("matplotlib")
-    monkeypatch.setattr(paper_data, "DRAWS", 300)
     files = ["--csv", str(tmp_path / "x.csv"), "--library", str(library), "--commit", "1"]
     monkeypatch.setattr(sys, "argv", ["x.py", "--device", "cpu", *options, *files])
     module.main()
@@ -483,6 +548,7 @@ def test_memory_counts_right_results_and_gradients_only(
     wrong: str, seqlen: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     torch = pytest.importorskip("torch")
+    import experiment
     import measure
 
     def attend(*inputs: torch.Tensor) -> torch.Tensor:
@@ -498,17 +564,39 @@ def test_memory_counts_right_results_and_gradients_only(
     monkeypatch.setattr(measure, "reference_head", lambda *args: expected)
     sample = memory.documents(seqlen)
     if not wrong:
-        memory.check(attend, sample, tensors)
+        experiment.check(attend, sample, tensors)
         return
     name = wrong if wrong == "o" else f"d{wrong}"
     with pytest.raises(measure.WrongResultError, match=f"^{name}: off by"):
-        memory.check(attend, sample, tensors)
+        experiment.check(attend, sample, tensors)
 
 
 def test_the_cost_of_a_batch_is_measured_from_8_k_to_a_million_tokens() -> None:
     assert {2**13, 2**16, 2**20} <= set(memory.LENGTHS)
     ratios = [longer // shorter for shorter, longer in pairwise(memory.LENGTHS)]
-    assert ratios == [2, 2, 2, 2, 4, 4]
+    assert ratios == [2, 2, 2, 2, 2, 2, 4]
+
+
+def test_of_memory_what_is_asked_for_and_left_is_measured(tmp_path: Path) -> None:
+    log = Log(tmp_path / "x.csv", memory.COLUMNS, RUN)
+
+    def wanted(*names: str, retry: bool = False) -> list[str]:
+        experiment = memory.Experiment(None, log, names, retry=retry)
+        return [name for name in memory.NAMES if experiment.is_wanted("peak", name, 4096)]
+
+    key = {"part": "peak", "seqlen": 4096}
+    assert wanted(*memory.NAMES) == [*memory.NAMES]
+    assert wanted("flex") == ["flex"]
+    log.add({**key, "name": "ours", "status": "ok"})
+    log.add({**key, "name": "flex", "status": "failed"})
+    assert wanted("ours", "flex", "dense") == ["dense"]
+    assert wanted("ours", "flex", "dense", retry=True) == ["dense", "flex"]
+    log.add({**key, "name": "flex", "status": "ok"})
+    assert wanted("flex", retry=True) == []
+    # What failed and was mended is written as what it is now; of failures, the last.
+    rows = [memory_row("peak", "flex", 4096, "", 0, note) for note in ("no", "never")]
+    assert "| 4K |  |  | never |" in memory.render(rows)
+    assert "| 4K |  |  | 2 |" in memory.render([*rows, memory_row("peak", "flex", 4096, "peak", 2**21)])
 
 
 @pytest.mark.parametrize("part", ["peak", "batch", "layer"])
@@ -521,7 +609,9 @@ def test_no_part_of_memory_counts_wrong_results(
     monkeypatch.setattr(torch_attention.Attention, "forward", lambda *a: tuple(x + 0.1 for x in forward(*a)))
     files = ["--csv", str(tmp_path / "x.csv"), "--library", str(library), "--commit", "1", "--no-report"]
     monkeypatch.setattr(
-        sys, "argv", ["x.py", "--device", "cpu", "--no-flex", "--parts", part, "--lengths", "256", *files]
+        sys,
+        "argv",
+        ["x.py", "--device", "cpu", "--names", "ours", "--parts", part, "--lengths", "256", *files],
     )
     memory.main()
     [row] = [row for row in Log(tmp_path / "x.csv", memory.COLUMNS).rows if row["name"] == "ours"]

@@ -1,7 +1,8 @@
 """Measure training steps of Llama-2-7B's decoder layers on the paper's synthetic data, beside dense masks.
 
-python scripts/bench/end_to_end.py                               # 2 layers: some 6 minutes by estimate
-python scripts/bench/end_to_end.py --layers 2 --bins 3 --tasks sft dpo    # some 2 minutes by estimate
+python scripts/bench/end_to_end.py --prepare    # lets FlexAttention compile on all cores first
+python scripts/bench/end_to_end.py              # then some 16 minutes on an H200 by estimate, else 20
+python scripts/bench/end_to_end.py --layers 2 --bins 3 --tasks sft dpo    # a minute then, else 5, by estimate
 python scripts/bench/end_to_end.py --methods ours flex --lengths 65536 131072
 python scripts/bench/end_to_end.py --report-only
 
@@ -11,10 +12,11 @@ train all weights, lora thin ones. dpo and rm run one sequence of questions with
 without the reference model or the losses of those tasks. A step takes a new mask, and making it ready counts:
 our indices, FlexAttention's blocks, the dense ones' matrix. Of each task's 240 samples one per bin of
 sparsity is run, and counts as often as its bin has samples. Attention is compared with the definition first,
-per task, length and method. Rows are appended as they are measured; a later call leaves out what is there.
-What runs out of memory is a row too, and so is what else fails: --retry runs it again, and the newest row of
-a step counts. Writes end_to_end.csv, .md and .png. On a CPU it can be tried out: --device cpu --lengths 512
---bins 2
+per task, length and method. FlexAttention compiles 25 to 30 s for each length and kind of mask, 8 of them by
+default, one after the other unless --prepare did so in several processes before. Rows are appended as they
+are measured; a later call leaves out what is there. What runs out of memory is a row too, and so is what else
+fails: --retry runs it again, and the newest row of a step counts. Writes end_to_end.csv, .md and .png. On a
+CPU it can be tried out: --device cpu --lengths 512 --bins 2
 """
 
 from __future__ import annotations
@@ -33,6 +35,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import provenance
 from paper_data import TASKS, Sample, binned, make_rule, token_arrays, training_samples
+from prepare import add_prepare_argument, compile_apart, share_compiled
 from provenance import Log, describe
 from results import length_name, markdown_table
 
@@ -50,7 +53,6 @@ LABELS = {
 }
 COLORS = {"ours": "#b5273d", "flex": "#5b8db8", "dense": "#777777", "vanilla": "#c9c9c9"}
 LENGTHS = [4096, 8192, 16384, 32768]
-TOLERANCE = 0.02  # of the norm, bfloat16 throughout
 COLUMNS = ["task", "seqlen", "layers", "method", "bins", "bin", "rho", "weight"]
 COLUMNS += ["seconds", "peak_bytes", "status", "note"]
 MOST_LAYERS, MOST_LORA_LAYERS = 8, 32  # time per layer is the same from there on; the model has 32
@@ -74,6 +76,7 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     parser.add_argument("--layers", type=int, default=0, help="default: as many as fit")
     parser.add_argument("--bins", type=int, default=10, help="of sparsity; one step of each is run")
     parser.add_argument("--retry", action="store_true", help="what failed in an earlier call too")
+    add_prepare_argument(parser)
     return provenance.parse(parser, "end_to_end.py")
 
 
@@ -149,23 +152,37 @@ class Methods:
         return attend
 
 
-def check(device: Device, shape: Shape, attend: Attend, sample: Sample, seqlen: int) -> None:
-    """Compare the last head's output and gradients with the definition; raises WrongResultError."""
-    import measure
-    import torch
+def compiled_items(tasks: Sequence[str], lengths: Sequence[int]) -> list[tuple[str, int]]:
+    """Return a task and a length of all that FlexAttention compiles: tasks of one kind of mask share it."""
+    of_kind: dict[str, str] = {}
+    for task in tasks:
+        of_kind.setdefault(TASKS[task].kind, task)
+    return [(task, seqlen) for seqlen in lengths for task in of_kind.values()]
 
-    sizes = (1, seqlen, shape.heads, shape.head_dim)
-    *inputs, dout = (device.random(*sizes, seed=seed) for seed in range(4))
-    inputs = [x.requires_grad_() for x in inputs]
-    out = attend(*inputs)
-    found = dict(zip(("dq", "dk", "dv"), torch.autograd.grad(out, inputs, dout), strict=True))
-    found["o"] = out.detach()
-    heads = [x.detach()[0, :, -1] for x in (*inputs, dout)]
-    expected = measure.reference_head(*heads, sample.mask)
-    for name, value in found.items():
-        error = float((value[0, :, -1].float() - expected[name]).norm() / expected[name].norm())
-        if not error <= TOLERANCE:
-            raise measure.WrongResultError(f"{name}: off by {error:.2g} of its norm")
+
+def compile_flex(item: tuple[str, int], arguments: argparse.Namespace) -> None:
+    """Let FlexAttention compile for a task and a length, and check it, as it is before it is timed."""
+    import torch
+    from experiment import Device, check
+
+    device = Device(arguments, "")
+    task, seqlen = item
+    shape = model_shape(device)
+    [sample] = training_samples(task, seqlen, 1)
+    try:
+        attend = Methods(device, seqlen, sample.kind).make("flex", sample)
+        check(attend, sample, device.attention_tensors(seqlen, shape.heads, shape.head_dim))
+    finally:
+        torch._dynamo.reset()
+        gc.collect()
+        torch.cuda.empty_cache()
+
+
+def model_shape(device: Device) -> Shape:
+    """Return Llama-2-7B's sizes; on a CPU ones to try things out with."""
+    from llama import Shape
+
+    return Shape.tiny() if device.name == "cpu" else Shape()
 
 
 def layers_that_fit(shape: Shape, seqlen: int, *, lora: bool, free: int, itemsize: int) -> int:
@@ -229,11 +246,10 @@ def run(arguments: argparse.Namespace, command: str) -> None:
     """Measure what is left."""
     import torch
     from experiment import Device
-    from llama import Shape
 
     device = Device(arguments, command)
     log = Log(arguments.csv, COLUMNS, device.run)
-    shape = Shape.tiny() if device.name == "cpu" else Shape()
+    shape = model_shape(device)
     free = free_memory(device)  # once: all methods get the same layers
     for seqlen in arguments.lengths:
         for kind in dict.fromkeys(TASKS[task].kind for task in arguments.tasks):
@@ -276,12 +292,16 @@ def _measure(
 ) -> None:
     """Check, warm up and time one method; what is raised ends it with a row."""
     import torch
-    from experiment import failure_reason
+    from experiment import check, failure_reason
 
     number, sample, weight = samples[0]
     where = f"{key['task']} {length_name(key['seqlen'])} {key['method']}"
     try:
-        check(device, shape, methods.make(key["method"], sample), sample, key["seqlen"])
+        check(
+            methods.make(key["method"], sample),
+            sample,
+            device.attention_tensors(key["seqlen"], shape.heads, shape.head_dim),
+        )
         trainer = Trainer(device, shape, key["layers"], key["seqlen"], lora=key["task"] == "lora")
         trainer.step(methods, key["method"], sample)
         for number, sample, weight in samples:
@@ -402,6 +422,16 @@ def draw(rows: Rows, path: Path) -> None:
 def main() -> None:
     """Measure, then report."""
     arguments, command = parse_arguments()
+    share_compiled()
+    if arguments.prepare is not None:
+        items = compiled_items(arguments.tasks, arguments.lengths)
+        compile_apart(
+            partial(compile_flex, arguments=arguments),
+            items,
+            lambda item: f"{TASKS[item[0]].kind} {length_name(item[1])} flex",
+            arguments.prepare,
+        )
+        return
     if not arguments.report_only:
         run(arguments, command)
     provenance.report(arguments, COLUMNS, render, draw)

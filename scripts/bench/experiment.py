@@ -5,14 +5,17 @@ from __future__ import annotations
 import argparse
 import platform
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from typing import Any
 
 import measure
 import torch
 from cells import Run
+from paper_data import Sample
 from provenance import make_run
 from torch_attention import load
+
+TOLERANCE = 0.02  # of the norm, two bfloat16 implementations
 
 
 class Device:
@@ -83,6 +86,31 @@ class Device:
         """Return normal values."""
         generator = torch.Generator(self.name).manual_seed(seed)
         return torch.randn(*shape, generator=generator, device=self.name, dtype=self.dtype)
+
+    def attention_tensors(self, seqlen: int, heads: int, head_dim: int) -> list[torch.Tensor]:
+        """Return q, k, v ``[1, S, H, D]`` with gradients, and dout."""
+        made = [self.random(1, seqlen, heads, head_dim, seed=seed) for seed in range(4)]
+        return [x.requires_grad_() for x in made[:3]] + made[3:]
+
+
+def check(attend: Callable[..., torch.Tensor], sample: Sample, tensors: list[torch.Tensor]) -> None:
+    """Compare o, dq, dk, dv of q, k, v and dout with the definition, as ``compare`` does."""
+    *inputs, dout = tensors
+    out = attend(*inputs)
+    gradients = torch.autograd.grad(out, inputs, dout)
+    compare({"o": out.detach(), **dict(zip(("dq", "dk", "dv"), gradients, strict=True))}, tensors, sample)
+
+
+def compare(found: Mapping[str, torch.Tensor], tensors: list[torch.Tensor], sample: Sample) -> None:
+    """Compare results ``[1, S, H, D]`` with the definition; raises WrongResultError.
+
+    The last head's, for those before it must have been stepped over; one is enough at a million tokens.
+    """
+    expected = measure.reference_head(*(x.detach()[0, :, -1] for x in tensors), sample.mask)
+    for name, result in found.items():
+        error = float((result[0, :, -1].float() - expected[name]).norm() / expected[name].norm())
+        if not error <= TOLERANCE:
+            raise measure.WrongResultError(f"{name}: off by {error:.2g} of its norm")
 
 
 def failure_reason(failure: Exception) -> str:

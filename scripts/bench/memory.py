@@ -1,7 +1,9 @@
 """Measure what masks cost in memory and time as sequences grow, beside dense masks and FlexAttention.
 
-python scripts/bench/memory.py                        # everything, some 7 minutes by estimate
-python scripts/bench/memory.py --parts mask peak      # some 3 minutes by estimate
+python scripts/bench/memory.py                                  # everything, some 10 minutes by estimate
+python scripts/bench/memory.py --names ours dense "no mask"     # some 4 minutes by estimate
+python scripts/bench/memory.py --names flex --parts peak        # 4 minutes by estimate, mostly compiling
+python scripts/bench/memory.py --names flex --parts mask batch  # 3 minutes by estimate, mostly compiling
 python scripts/bench/memory.py --report-only
 
 Four parts. mask: bytes of a mask, 4 K to 1 M tokens. peak: how much attention, forward and backward,
@@ -10,8 +12,8 @@ attention can start, and with the first call (for FlexAttention: compilation). l
 decoder layer with full recompute, attention without a mask beside ours, as in the paper's table of memory.
 Up to 64 causal documents per sequence. Where masks are in use, one head's output and gradients (batch: its
 output) are compared with the definition before anything counts, at all lengths. Rows are appended as they
-are measured; a later call leaves out what is there. Writes memory.csv, .md and .png. On a CPU it can be tried
-out: --device cpu --lengths 512 1024
+are measured; a later call leaves out what is there. What fails is a row too: --retry runs it again. Writes
+memory.csv, .md and .png. On a CPU it can be tried out: --device cpu --lengths 512 1024
 """
 
 from __future__ import annotations
@@ -41,9 +43,9 @@ if TYPE_CHECKING:
     from experiment import Device
 
 PARTS = ("mask", "peak", "batch", "layer")
-LENGTHS = [2**power for power in (12, 13, 14, 15, 16, 18, 20)]
+NAMES = ("ours", "dense", "flex", "no mask")  # of implementations; not every part has all
+LENGTHS = [2**power for power in (12, 13, 14, 15, 16, 17, 18, 20)]
 HEADS, HEAD_DIM = 8, 128
-TOLERANCE = 0.02  # of the norm, two bfloat16 implementations
 COLUMNS = ["part", "name", "seqlen", "quantity", "value", "unit", "status", "note"]
 LAYERS = 32  # of Llama-2-7B
 LONGEST_LAYER = 262144  # the paper's; beyond it a layer without a mask takes half a minute and then fails
@@ -67,9 +69,8 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     provenance.add_arguments(parser, "memory")
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
     parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS)
-    parser.add_argument(
-        "--flex", action=argparse.BooleanOptionalAction, default=True, help="FlexAttention too"
-    )
+    parser.add_argument("--names", nargs="+", default=list(NAMES), choices=NAMES, help="implementations")
+    parser.add_argument("--retry", action="store_true", help="what failed in an earlier call too")
     return provenance.parse(parser, "memory.py")
 
 
@@ -77,19 +78,19 @@ Found = Mapping[str, tuple[float, str]]  # value and unit by quantity
 
 
 class Experiment:
-    """Measures one thing after another; what fails leaves a row that says why."""
+    """Measures one thing after another, of these implementations; what fails leaves a row that says why."""
 
-    def __init__(self, device: Device, log: Log, flex: bool):
-        self.device, self.log, self.flex = device, log, flex
+    def __init__(self, device: Device, log: Log, names: Sequence[str], *, retry: bool):
+        self.device, self.log, self.names, self.retry = device, log, names, retry
 
     def measure(self, part: str, name: str, seqlen: int, act: Callable[[], Found]) -> None:
-        """Add rows, value and unit by quantity, unless there are some. Whatever is raised is a row too."""
+        """Add rows, value and unit by quantity, if it is wanted. Whatever is raised is a row too."""
+        if not self.is_wanted(part, name, seqlen):
+            return
         import torch
         from experiment import failure_reason
 
         key = {"part": part, "name": name, "seqlen": seqlen}
-        if self.log.newest(**key):
-            return
         if name == "flex":
             torch._dynamo.reset()  # else it gives up compiling after a few lengths
         try:
@@ -105,6 +106,12 @@ class Experiment:
         gc.collect()
         if self.device.name != "cpu":
             torch.cuda.empty_cache()
+
+    def is_wanted(self, part: str, name: str, seqlen: int) -> bool:
+        """Whether an implementation is asked for, and has no rows yet; after a failure, with --retry."""
+        newest = self.log.newest(part=part, name=name, seqlen=seqlen)
+        left = newest is None or (newest["status"] == "failed" and self.retry)
+        return name in self.names and left
 
     def mask(self, seqlen: int) -> None:
         """Bytes of masks."""
@@ -123,8 +130,7 @@ class Experiment:
             return {"causal_document": (size, "bytes")}
 
         self.measure("mask", "ours", seqlen, ours)
-        if self.flex:
-            self.measure("mask", "flex", seqlen, flex)
+        self.measure("mask", "flex", seqlen, flex)
 
     def block_mask(self, sample: Sample) -> tuple[Any, dict[str, torch.Tensor]]:
         """Return FlexAttention's block mask and what its rule reads."""
@@ -172,20 +178,16 @@ class Experiment:
 
         return flex
 
-    def tensors(self, seqlen: int, heads: int = HEADS, head_dim: int = HEAD_DIM) -> list[torch.Tensor]:
-        """Return q, k, v with gradients and dout."""
-        made = [self.device.random(1, seqlen, heads, head_dim, seed=seed) for seed in range(4)]
-        return [x.requires_grad_() for x in made[:3]] + made[3:]
-
     def peak(self, seqlen: int) -> None:
         """Memory of attention, forward and backward."""
         import torch
+        from experiment import check
 
         sample = documents(seqlen)
-        for name in ("ours", "dense", *(("flex",) if self.flex else ())):
+        for name in ("ours", "dense", "flex"):
 
             def both(name: str = name) -> Found:
-                *inputs, dout = self.tensors(seqlen)
+                *inputs, dout = self.device.attention_tensors(seqlen, HEADS, HEAD_DIM)
                 before = self.device.allocated()
                 attend = self.attention(name, sample)
                 check(attend, sample, [*inputs, dout])  # compiles what has to be compiled
@@ -202,8 +204,9 @@ class Experiment:
     def batch(self, seqlen: int) -> None:
         """What a new batch costs before attention can start, and with the first call."""
         import torch
+        from experiment import compare
 
-        q, k, v, _ = (x.detach()[:, :, :1].contiguous() for x in self.tensors(seqlen))
+        q, k, v = (self.device.random(1, seqlen, 1, HEAD_DIM, seed=seed) for seed in range(3))
         sample = documents(seqlen)
         outputs: list[torch.Tensor] = []
 
@@ -239,13 +242,14 @@ class Experiment:
             return {"first call": (creation + call, "ms"), "new mask": (later, "ms")}
 
         self.measure("batch", "ours", seqlen, ours)
-        if self.flex:
-            self.measure("batch", "flex", seqlen, flex)
+        self.measure("batch", "flex", seqlen, flex)
 
     def layer(self, seqlen: int) -> None:
         """One decoder layer with full recompute: parameters, its input, its peak."""
         if seqlen > LONGEST_LAYER:
             return
+        import torch
+        from experiment import check
         from llama import DecoderLayer, Shape, recomputed, rotary_tables
 
         shape = Shape.tiny() if self.device.name == "cpu" else Shape()
@@ -253,12 +257,13 @@ class Experiment:
         for name in ("no mask", "ours"):
 
             def run(name: str = name) -> Found:
-                layer = DecoderLayer(shape).to(self.device.name, self.device.dtype)
+                with torch.device(self.device.name):
+                    layer = DecoderLayer(shape).to(self.device.dtype)
                 tables = rotary_tables(seqlen, shape.head_dim, self.device.name, self.device.dtype)
                 x = self.device.random(1, seqlen, shape.hidden).requires_grad_()
                 attend = _causal_sdpa if name == "no mask" else self.attention("ours", sample)
                 if name == "ours":
-                    check(attend, sample, self.tensors(seqlen, shape.heads, shape.head_dim))
+                    check(attend, sample, self.device.attention_tensors(seqlen, shape.heads, shape.head_dim))
                 before = self.device.allocated()
                 peak = self.device.peak_memory(lambda: recomputed(layer, x, tables, attend).mean().backward())
                 parameters = sum(p.numel() * p.element_size() for p in layer.parameters())
@@ -269,30 +274,6 @@ class Experiment:
                 }
 
             self.measure("layer", name, seqlen, run)
-
-
-def check(attend: Callable[..., torch.Tensor], sample: Sample, tensors: list[torch.Tensor]) -> None:
-    """Compare o, dq, dk, dv of q, k, v and dout with the definition, as ``compare`` does."""
-    import torch
-
-    *inputs, dout = tensors
-    out = attend(*inputs)
-    gradients = torch.autograd.grad(out, inputs, dout)
-    compare({"o": out.detach(), **dict(zip(("dq", "dk", "dv"), gradients, strict=True))}, tensors, sample)
-
-
-def compare(found: Mapping[str, torch.Tensor], tensors: list[torch.Tensor], sample: Sample) -> None:
-    """Compare results ``[1, S, H, D]`` with the definition; raises WrongResultError.
-
-    The last head's, for those before it must have been stepped over; one is enough at a million tokens.
-    """
-    import measure
-
-    expected = measure.reference_head(*(x.detach()[0, :, -1] for x in tensors), sample.mask)
-    for name, result in found.items():
-        error = float((result[0, :, -1].float() - expected[name]).norm() / expected[name].norm())
-        if not error <= TOLERANCE:
-            raise measure.WrongResultError(f"{name}: off by {error:.2g} of its norm")
 
 
 def _causal_sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
@@ -310,7 +291,7 @@ def table_of(rows: Rows, part: str, names: Sequence[str], quantity: str, show: C
         cells = [length_name(seqlen)]
         for name in names:
             of_name = [r for r in rows if (r["part"], r["name"], int(r["seqlen"])) == (part, name, seqlen)]
-            failed = next((row["note"] for row in of_name if row["status"] == "failed"), "")
+            failed = next((row["note"] for row in reversed(of_name) if row["status"] == "failed"), "")
             value = next((float(row["value"]) for row in of_name if row["quantity"] == quantity), None)
             cells.append(failed[:40] if value is None else show(value))
         lines.append(cells)
@@ -437,7 +418,8 @@ def main() -> None:
         from experiment import Device
 
         device = Device(arguments, command)
-        experiment = Experiment(device, Log(arguments.csv, COLUMNS, device.run), arguments.flex)
+        log = Log(arguments.csv, COLUMNS, device.run)
+        experiment = Experiment(device, log, arguments.names, retry=arguments.retry)
         for part in arguments.parts:
             for seqlen in arguments.lengths:
                 getattr(experiment, part)(seqlen)

@@ -55,13 +55,30 @@ def prepare(cases: Sequence[Case], peers: Sequence[str], workers: int, *, backwa
         workers: how many processes; 0: as many as there are cores and GPU memory for.
         backward: the backward pass too.
     """
+
+    def place(item: tuple[Case, str]) -> str:
+        case, peer = item
+        return f"{case.mask} S={length_name(case.seqlen)} D={case.head_dim} {peer}"
+
+    compile_apart(partial(compile_one, backward=backward), items_of(cases, peers), place, workers)
+
+
+def compile_apart(
+    act: Callable[[Any], None], items: Sequence[Any], name: Callable[[Any], str], workers: int
+) -> None:
+    """Call ``act`` with each item in so many processes (0: as many as there is room for); print a line each.
+
+    Args:
+        act: compiles; what is given to another process must be importable there.
+        items: what to compile.
+        name: what to print of an item.
+        workers: how many processes.
+    """
     start = time.monotonic()
-    items = items_of(cases, peers)
     workers = workers or default_workers()
     print(f"{len(items)} to compile in {workers} processes", flush=True)
-    for (case, peer), seconds, reason in apart(partial(compile_one, backward=backward), items, workers):
-        place = f"{case.mask} S={length_name(case.seqlen)} D={case.head_dim} {peer}"
-        print(f"{place}: {reason or 'ready'} after {seconds:.0f} s", flush=True)
+    for item, seconds, reason in apart(act, items, workers):
+        print(f"{name(item)}: {reason or 'ready'} after {seconds:.0f} s", flush=True)
     print(f"took {time.monotonic() - start:.0f} s", flush=True)
 
 

@@ -1,7 +1,7 @@
 """Measure latency against block sparsity: it must fall along a line.
 
-python scripts/bench/sparsity.py                      # all of the paper's samples: some 4 minutes by estimate
-python scripts/bench/sparsity.py --repetitions 3      # some 2.5 minutes by estimate
+python scripts/bench/sparsity.py                      # all of the paper's samples: 3.5 minutes by estimate
+python scripts/bench/sparsity.py --repetitions 3      # 2.5 minutes by estimate
 python scripts/bench/sparsity.py --per-bucket 4       # half a minute by estimate
 python scripts/bench/sparsity.py --report-only
 
@@ -9,8 +9,9 @@ The paper's setting: bfloat16, one sample of 32 K tokens, 32 heads of 128, forwa
 documents, shared questions and documents, drawn until every bucket of 0.05 of sparsity has its samples; those
 of buckets that cannot be reached go to the others. Their order is random, so that a card that slows down
 bends no line. One sample per bucket is compared with the definition first. Rows are appended as they are
-measured; a later call leaves out what is there. Writes sparsity.csv, .md and .png. On a CPU it can be tried
-out: --device cpu --seqlen 2048 --heads 2 --per-bucket 1
+measured; a later call leaves out what is there. Reported are those of the newest --per-bucket, --seqlen,
+--heads and --head-dim. Writes sparsity.csv, .md and .png. On a CPU it can be tried out: --device cpu
+--seqlen 2048 --heads 2 --per-bucket 1
 """
 
 from __future__ import annotations
@@ -30,11 +31,12 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import numpy as np
 import provenance
-from paper_data import BUCKET, SPARSITY_SETTINGS, Sample, SparsitySetting, sparsity_samples
+from paper_data import BUCKET, SPARSITY_SETTINGS, Sample, sparsity_samples
 from provenance import Log, describe
 from results import markdown_table
 
-COLUMNS = ["mask", "seqlen", "heads", "head_dim", "sample", "rho", "checked", "milliseconds", "forward"]
+SETTING = ["per_bucket", "seqlen", "heads", "head_dim"]  # a line is of one: samples or times differ else
+COLUMNS = ["mask", *SETTING, "sample", "rho", "checked", "milliseconds"]
 LINEAR_BAR = 0.99
 WRONG = "wrong"  # of a sample whose results were, and that was not timed
 COLORS = {"causal_document": "#b5273d", "share_question": "#5b8db8", "document": "#e0a458"}
@@ -92,16 +94,17 @@ def run(arguments: argparse.Namespace, command: str) -> None:
     log = Log(arguments.csv, COLUMNS, device.run)
     shape = {"seqlen": arguments.seqlen, "heads": arguments.heads, "head_dim": arguments.head_dim}
     q, k, v, dout = (device.random(1, *shape.values(), seed=seed) for seed in range(4))
+    setting = {"per_bucket": arguments.per_bucket or "all", **shape}
     samples: list[tuple[int, Sample, bool]] = []
     for of_kind in drawn:
         seen: set[int] = set()
         for number, sample in enumerate(of_kind):
-            bucket = bucket_of(sample.rho, SPARSITY_SETTINGS[sample.kind])
+            bucket = SPARSITY_SETTINGS[sample.kind].bucket_of(sample.rho)
             samples.append((number, sample, bucket not in seen))
             seen.add(bucket)
     random.Random(0).shuffle(samples)
     for count, (number, sample, to_check) in enumerate(samples):
-        key = {"mask": sample.kind, "sample": number, "rho": sample.rho, **shape}
+        key = {"mask": sample.kind, "sample": number, "rho": sample.rho, **setting}
         if log.newest(**key):
             continue
         attention = Attention(device.binary, sample.mask, device.name)
@@ -122,9 +125,7 @@ def run(arguments: argparse.Namespace, command: str) -> None:
             attention.backward(saved, dout)
 
         total = statistics.median(device.time(both, arguments.repetitions))
-        forward = device.time(lambda attention=attention: attention.forward(q, k, v), 3)
-        times = {"milliseconds": total, "forward": statistics.median(forward)}
-        log.add({**key, "checked": "yes" if to_check else "", **times})
+        log.add({**key, "checked": "yes" if to_check else "", "milliseconds": total})
         if count % 20 == 0:
             print(
                 f"{count + 1} of {len(samples)}: {sample.kind} rho {sample.rho:.3f} {total:.2f} ms",
@@ -133,7 +134,7 @@ def run(arguments: argparse.Namespace, command: str) -> None:
 
 
 def draw_samples(kinds: Sequence[str], seqlen: int, per_bucket: int | None) -> list[list[Sample]]:
-    """Draw the samples of each kind, each in a process of its own: it takes seconds, and no GPU."""
+    """Draw the samples of each kind, each in a process of its own: 2 seconds at 32 K tokens."""
     with ProcessPoolExecutor(len(kinds)) as pool:
         return [*pool.map(partial(samples_of, seqlen=seqlen, per_bucket=per_bucket), kinds)]
 
@@ -152,7 +153,7 @@ def samples_of(kind: str, seqlen: int, per_bucket: int | None) -> list[Sample]:
         found = sparsity_samples(kind, seqlen, limit)
     if per_bucket is not None or len(found) <= setting.samples:
         return found
-    buckets = [bucket_of(sample.rho, setting) for sample in found]
+    buckets = [setting.bucket_of(sample.rho) for sample in found]
     room = spread(setting.samples, [buckets.count(bucket) for bucket in range(setting.buckets)])
     chosen = []
     for sample, bucket in zip(found, buckets, strict=True):
@@ -174,15 +175,10 @@ def spread(wanted: int, available: Sequence[int]) -> list[int]:
     return taken
 
 
-def bucket_of(rho: float, setting: SparsitySetting) -> int:
-    """Return a sparsity's bucket, as it is drawn by."""
-    return min(max(int((rho - setting.lowest) / BUCKET), 0), setting.buckets - 1)
-
-
 def empty_buckets(kind: str, rhos: Sequence[float]) -> str:
     """Name the buckets of a kind that no sample fell into; neighbours together."""
     setting = SPARSITY_SETTINGS[kind]
-    filled = {bucket_of(rho, setting) for rho in rhos}
+    filled = {setting.bucket_of(rho) for rho in rhos}
     ranges: list[list[int]] = []
     for bucket in range(setting.buckets):
         if bucket in filled:
@@ -198,8 +194,15 @@ def empty_buckets(kind: str, rhos: Sequence[float]) -> str:
 Rows = Sequence[Mapping[str, str]]
 
 
+def of_newest_setting(rows: Rows) -> list[Mapping[str, str]]:
+    """Return the rows measured as the newest one was."""
+    newest = max(rows, key=lambda row: row["started"])
+    return [row for row in rows if all(row[name] == newest[name] for name in SETTING)]
+
+
 def render(rows: Rows) -> str:
-    """Return the lines as a Markdown document."""
+    """Return the newest setting's lines as a Markdown document."""
+    rows = of_newest_setting(rows)
     table = []
     for kind, of_kind in by_mask(rows).items():
         rhos = [float(row["rho"]) for row in of_kind]
@@ -253,12 +256,13 @@ def by_mask(rows: Rows) -> dict[str, list[Mapping[str, str]]]:
 
 
 def draw(rows: Rows, path: Path) -> None:
-    """Draw samples and lines, and residuals below."""
+    """Draw the newest setting's samples and lines, and residuals below."""
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
+    rows = of_newest_setting(rows)
     figure, (top, bottom) = pyplot.subplots(
         2, 1, figsize=(8, 7), height_ratios=(3, 1), sharex=True, layout="constrained"
     )
