@@ -368,6 +368,13 @@ def test_bench_shows_a_bar_on_a_terminal(monkeypatch):
     assert rest == [" " * len(second), ""]
 
 
+def test_bench_takes_two_minutes_by_default(monkeypatch):
+    taken = []
+    monkeypatch.setattr(cli, "bench", lambda *options: taken.append(options[-1]) or 0)
+    assert cli.main(["bench"]) == 0
+    assert taken == [120.0]
+
+
 def test_bench_without_a_kernel_or_paddle(capsys, monkeypatch):
     pytest.importorskip("paddle")
     status, out = run(capsys, "bench", "--device", "gpu", "--dtype", "float32")
