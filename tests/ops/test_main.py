@@ -212,11 +212,12 @@ def paddle_with_dense_masks():
 
 
 SMALL = ("--shape", "1,256,256,4,2,32", "--device", "cpu", "--seconds", "0.1")
+SEVERAL = (*SMALL[:-1], "2", "--masks")  # time for several masks
 
 
 def test_bench(capsys):
     paddle_with_dense_masks()
-    status, out = run(capsys, "bench", *SMALL, "--masks", "full", "causal_document", "sliding_window")
+    status, out = run(capsys, "bench", *SEVERAL, "full", "causal_document", "sliding_window")
     assert status == 0
     lines = out.splitlines()
     assert lines[0].startswith("B=1, Sq=256, Sk=256, Hq=4, Hk=2, D=32, Dv=32, float32 on ")
@@ -242,48 +243,136 @@ def test_bench_takes_every_named_mask_and_says_which_it_had_no_time_for(capsys):
     assert verdict == "no verdict without causal_document"
 
 
-def test_bench_ends_with_an_error_when_results_differ(capsys, monkeypatch):
-    paddle = paddle_with_dense_masks()
+def disturb(monkeypatch, change):
+    """Puts ``change(q, k, v, out of attention, mask)`` in the place of attention."""
     attend = paddle_flashmask.attention
 
-    def shifted(*tensors, mask):
-        return attend(*tensors, mask=mask) + 0.5
+    def changed(q, k, v, *, mask):
+        return change(q, k, v, attend(q, k, v, mask=mask), mask)
 
-    monkeypatch.setattr(paddle_flashmask, "attention", shifted)
-    status, out = run(capsys, "bench", *SMALL, "--masks", "causal_document")
+    monkeypatch.setattr(paddle_flashmask, "attention", changed)
+
+
+def test_bench_checks_out_of_every_mask(capsys, monkeypatch):
+    pytest.importorskip("paddle")
+    causal = registry.make("causal", 256)
+    disturb(monkeypatch, lambda q, k, v, out, mask: out * 1.001 if mask == causal else out)
+    status, out = run(capsys, "bench", *SEVERAL, "full", "causal", "causal_document")
     assert status == 1
-    assert out.splitlines()[-1].startswith("WRONG RESULTS: they differ from Paddle's attention by ")
-    assert paddle.device.get_device() == "cpu"
+    assert "\ncausal: wrong results: out is off by " in out
+    assert out.splitlines()[-1] == "FAILED: wrong or unchecked results of causal"
+    assert "\ncausal_document " in out
+
+
+@pytest.mark.parametrize("wrong", ["dq", "dk", "dv"])
+def test_bench_checks_gradients(capsys, monkeypatch, wrong):
+    pytest.importorskip("paddle")
+
+    def change(q, k, v, out, mask):
+        # Adds zeros whose gradient is not zero.
+        x = {"dq": q, "dk": k, "dv": v}[wrong]
+        return out + 1e-2 * (x - x.detach()).sum()
+
+    disturb(monkeypatch, change)
+    status, out = run(capsys, "bench", *SMALL, "--masks", "full")
+    assert status == 1
+    assert f"full: wrong results: {wrong} is off by " in out
+    assert out.splitlines()[-1].startswith("FAILED: ")
+
+
+def test_bench_ends_with_an_error_when_results_are_not_finite(capsys, monkeypatch):
+    pytest.importorskip("paddle")
+    disturb(monkeypatch, lambda q, k, v, out, mask: out * float("nan"))
+    status, out = run(capsys, "bench", *SMALL, "--masks", "full", "--dtype", "bfloat16")
+    assert status == 1
+    assert "out is off by nan" in out
+
+
+def test_bench_ends_with_an_error_when_results_cannot_be_checked(capsys, monkeypatch):
+    pytest.importorskip("paddle")
+    from paddle_flashmask import _bench
+
+    def raise_error(*arguments):
+        raise MemoryError("too large")
+
+    monkeypatch.setattr(_bench, "attention_reference", raise_error)
+    status, out = run(capsys, "bench", *SMALL, "--masks", "full")
+    assert status == 1
+    assert "full: could not be checked: too large" in out
+    assert out.splitlines()[-1] == "FAILED: wrong or unchecked results of full"
+
+
+@pytest.mark.parametrize("shape", ["2,256,256,4,2,32,40", "1,2500,2500,4,2,16"])  # the second: not all rows
+@pytest.mark.parametrize("dtype", cli.DTYPES)
+def test_bench_finds_right_results_right(capsys, shape, dtype):
+    pytest.importorskip("paddle")
+    _, out = run(capsys, "bench", *SMALL, "--shape", shape, "--dtype", dtype, "--masks", "share_question")
+    assert "\nshare_question " in out
+    assert "FAILED" not in out
 
 
 def test_bench_says_why_a_dense_mask_did_not_run(capsys, monkeypatch):
     pytest.importorskip("paddle")
     from paddle_flashmask import _bench
 
-    def raise_error(mask, group):
+    def raise_error(*arguments):
         raise MemoryError("too large")
 
     monkeypatch.setattr(_bench, "_dense", raise_error)
     status, out = run(capsys, "bench", *SMALL, "--masks", "causal_document")
     assert status == 0
-    assert "Paddle's attention with a dense mask did not run: too large" in out
+    assert "Paddle's attention with a dense mask is left out: too large" in out
 
 
-def test_bench_shows_a_bar_on_a_terminal():
-    from paddle_flashmask._bench import Progress
+def test_bench_leaves_a_dense_mask_out_when_paddle_has_no_kernels(capsys, monkeypatch):
+    """As Paddle 2.6.2 on Hopper, whose kernels leave the zeros that were there."""
+    paddle = pytest.importorskip("paddle")
+    monkeypatch.setattr(paddle, "ones", paddle.zeros)
+    status, out = run(capsys, "bench", *SEVERAL, "full", "causal_document")
+    assert status == 0
+    assert "\nPaddle, dense" not in out
+    assert "is left out: this build of Paddle has no kernels of its own for this device" in out
+    assert out.splitlines()[-1].startswith("packed documents (block sparsity ")
+
+
+def test_bench_leaves_a_dense_mask_out_when_it_is_wrong(capsys, monkeypatch):
+    paddle = paddle_with_dense_masks()
+    attend = paddle.nn.functional.scaled_dot_product_attention
+    monkeypatch.setattr(
+        paddle.nn.functional, "scaled_dot_product_attention", lambda q, k, v, attn_mask: attend(q, k, v)
+    )
+    status, out = run(capsys, "bench", *SMALL, "--masks", "causal_document")
+    assert status == 0
+    assert "dense mask is left out: wrong results: out is off by " in out
+
+
+def test_bench_shows_a_bar_on_a_terminal(monkeypatch):
+    from paddle_flashmask import _bench
 
     class Terminal(io.StringIO):
         def isatty(self):
             return True
 
+    clock = [100.0]
+    monkeypatch.setattr(_bench.time, "monotonic", lambda: clock[0])
     terminal = Terminal()
-    progress = Progress(2, terminal)
+    progress = _bench.Progress(120.0, terminal)
     progress.show("full")
-    progress.show("causal")
+    clock[0] += 60.0
+    progress.show()
+    progress.show()  # the same: not written again
     progress.clear()
-    first, second, *_ = terminal.getvalue().split("\r")[1:]
-    assert first == f"[{'.' * 30}] {'full':<28}"
-    assert second == f"[{'#' * 15}{'.' * 15}] {'causal':<28}"
+    first, second, *rest = terminal.getvalue().split("\r")[1:]
+    assert first == f"[{'.' * 30}]  120 s left, {'full':<28}"
+    assert second == f"[{'#' * 15}{'.' * 15}]   60 s left, {'full':<28}"
+    assert rest == [" " * len(second), ""]
+
+
+def test_bench_takes_two_minutes_by_default(monkeypatch):
+    taken = []
+    monkeypatch.setattr(cli, "bench", lambda *options: taken.append(options[-1]) or 0)
+    assert cli.main(["bench"]) == 0
+    assert taken == [120.0]
 
 
 def test_bench_without_a_kernel_or_paddle(capsys, monkeypatch):
