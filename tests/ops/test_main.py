@@ -280,6 +280,10 @@ def test_bench_checks_gradients(capsys, monkeypatch, wrong):
     assert out.splitlines()[-1].startswith("FAILED: ")
 
 
+def run_out_of_memory(*arguments):
+    raise MemoryError("too large")
+
+
 def test_bench_ends_with_an_error_when_results_are_not_finite(capsys, monkeypatch):
     pytest.importorskip("paddle")
     disturb(monkeypatch, lambda q, k, v, out, mask: out * float("nan"))
@@ -292,10 +296,7 @@ def test_bench_ends_with_an_error_when_results_cannot_be_checked(capsys, monkeyp
     pytest.importorskip("paddle")
     from paddle_flashmask import _bench
 
-    def raise_error(*arguments):
-        raise MemoryError("too large")
-
-    monkeypatch.setattr(_bench, "attention_reference", raise_error)
+    monkeypatch.setattr(_bench, "attention_reference", run_out_of_memory)
     status, out = run(capsys, "bench", *SMALL, "--masks", "full")
     assert status == 1
     assert "full: could not be checked: too large" in out
@@ -315,10 +316,7 @@ def test_bench_says_why_a_dense_mask_did_not_run(capsys, monkeypatch):
     pytest.importorskip("paddle")
     from paddle_flashmask import _bench
 
-    def raise_error(*arguments):
-        raise MemoryError("too large")
-
-    monkeypatch.setattr(_bench, "_dense", raise_error)
+    monkeypatch.setattr(_bench, "_dense", run_out_of_memory)
     status, out = run(capsys, "bench", *SMALL, "--masks", "causal_document")
     assert status == 0
     assert "Paddle's attention with a dense mask is left out: too large" in out
