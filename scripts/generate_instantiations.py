@@ -38,7 +38,7 @@ TILES = {
 FLAGS = {
     ("sm80", "forward"): ("dropout", "dense"),
     ("sm80", "backward"): ("dropout", "deterministic", "dense"),
-    ("sm90", "forward"): ("dense", "split"),
+    ("sm90", "forward"): ("dense", "split", "bare"),
     ("sm90", "backward"): ("deterministic", "dense"),
     ("sm90", "wide_backward"): ("deterministic", "dense"),
 }

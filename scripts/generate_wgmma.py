@@ -13,7 +13,7 @@ import sys
 from pathlib import Path
 
 OUTPUT = Path(__file__).resolve().parent.parent / "csrc" / "sm90" / "wgmma.cuh"
-COLUMNS = (32, 64, 96, 112, 128, 192, 256)
+COLUMNS = (32, 64, 80, 96, 112, 128, 192, 256)
 TYPES = {"__nv_bfloat16": "bf16", "__half": "f16"}
 
 HEAD = """// Written by scripts/generate_wgmma.py; edit that.

@@ -62,6 +62,7 @@ const Kernel<Params>* tightest(const Kernel<Params>* table, int count, const Par
     if (kernel.dtype != params.dtype || kernel.smem_bytes > smem_limit) continue;
     if (kernel.dropout != dropout || kernel.deterministic != is_deterministic(params)) continue;
     if (kernel.dense != (params.visit == Visit::kDense)) continue;
+    if (kernel.bare && params.mask.bounds != 0) continue;
     if (kernel.head_dim < params.shape.head_dim || kernel.head_dim_v < params.shape.head_dim_v) continue;
     if (kernel.split_plan != nullptr && !is_worthwhile(kernel.split_plan(params))) continue;
     if (best == nullptr || kernel.head_dim + kernel.head_dim_v < best->head_dim + best->head_dim_v)

@@ -19,6 +19,7 @@ struct Kernel {
   bool dropout;
   bool deterministic;  // forward always is, and says false: it has no other way
   bool dense;          // serves Visit::kDense, and nothing else
+  bool bare;           // serves calls without index vectors, and nothing else
   int block_m;
   int block_n;
   size_t smem_bytes;  // a device with less per block cannot run it
@@ -31,13 +32,15 @@ struct Kernel {
 template <class Config, class Params>
 constexpr Kernel<Params> describe_kernel(DType dtype, int64_t (*workspace_bytes)(const Params&),
                                          cudaError_t (*launch)(const Params&),
-                                         SplitPlan (*split_plan)(const Params&) = nullptr) {
+                                         SplitPlan (*split_plan)(const Params&) = nullptr,
+                                         bool bare = false) {
   return {dtype,
           Config::kHeadDim,
           Config::kHeadDimV,
           Config::kDropout,
           Config::kDeterministic,
           Config::kDense,
+          bare,
           Config::kBlockM,
           Config::kBlockN,
           sizeof(typename Config::Smem),

@@ -132,6 +132,51 @@ struct OnlineSoftmax {
     }
   }
 
+  // A row that does not exist: whatever it is said to see weighs nothing.
+  __device__ __forceinline__ void leave_out(int m, int h) { maximum[m][h] = 1e38f; }
+
+  // scores -> exp2(scale * (scores - the maximum so far)), and this lane's sums of them: what advance() makes
+  // of them where the maximum does not rise, without looking for it. Any reference serves as well as the
+  // maximum does as long as nothing overflows, and `sums` tell that. In a row that has seen no key yet they
+  // are infinite as soon as there is one.
+  template <int kN8>
+  __device__ __forceinline__ void weigh_by_past(float (&scores)[kM][kN8][4], float scale,
+                                                float (&sums)[kM][2]) const {
+    constexpr float kLowest = -1e38f;  // below every finite score times the scale
+#pragma unroll
+    for (int m = 0; m < kM; ++m) {
+#pragma unroll
+      for (int h = 0; h < 2; ++h) {
+        const float shift = maximum[m][h] == -INFINITY ? kLowest : maximum[m][h] * scale;
+        sums[m][h] = 0.f;
+#pragma unroll
+        for (int n = 0; n < kN8; ++n) {
+#pragma unroll
+          for (int c = 0; c < 2; ++c) {
+            scores[m][n][2 * h + c] = exp2_approx(scores[m][n][2 * h + c] * scale - shift);
+            sums[m][h] += scores[m][n][2 * h + c];
+          }
+        }
+      }
+    }
+  }
+
+  // Whether the weights of weigh_by_past() may stay: all of this lane's fit into 16 bits, and none is a NaN.
+  static __device__ __forceinline__ bool serve(const float (&sums)[kM][2]) {
+    constexpr float kMost = 16384.f;  // fp16 ends at 65504; bf16 and float are as precise anywhere
+    bool all = true;
+#pragma unroll
+    for (int m = 0; m < kM; ++m) all = all && sums[m][0] + sums[m][1] <= kMost;
+    return all;
+  }
+
+  __device__ __forceinline__ void add(const float (&sums)[kM][2]) {
+#pragma unroll
+    for (int m = 0; m < kM; ++m)
+#pragma unroll
+      for (int h = 0; h < 2; ++h) sum[m][h] += sums[m][h];
+  }
+
   template <int kO8>
   static __device__ __forceinline__ void rescale_rows(float (&output)[kM][kO8][4],
                                                       const float (&rescale)[kM][2]) {

@@ -3,12 +3,14 @@
 
 namespace flashmask::sm90 {
 
-extern const ForwardKernel forward_d128_bf16[4];
-const ForwardKernel forward_d128_bf16[4] = {
-    describe_forward<ForwardConfig<__nv_bfloat16, 128, 128, 2, 128, 2, false, true>>(DType::kBFloat16),
-    describe_forward<ForwardConfig<__nv_bfloat16, 128, 128, 2, 128, 2, true, true>>(DType::kBFloat16),
-    describe_forward<ForwardConfig<__nv_bfloat16, 128, 128, 2, 128, 2, false, false>>(DType::kBFloat16),
-    describe_forward<ForwardConfig<__nv_bfloat16, 128, 128, 2, 128, 2, true, false>>(DType::kBFloat16),
+extern const ForwardKernel forward_d128_bf16[6];
+const ForwardKernel forward_d128_bf16[6] = {
+    describe_forward<ForwardConfig<__nv_bfloat16, 128, 128, 2, 128, 2, false, true, false>>(DType::kBFloat16),
+    describe_forward<ForwardConfig<__nv_bfloat16, 128, 128, 2, 128, 2, true, true, false>>(DType::kBFloat16),
+    describe_forward<ForwardConfig<__nv_bfloat16, 128, 128, 3, 80, 3, false, false, true>>(DType::kBFloat16),
+    describe_forward<ForwardConfig<__nv_bfloat16, 128, 128, 3, 80, 3, true, false, true>>(DType::kBFloat16),
+    describe_forward<ForwardConfig<__nv_bfloat16, 128, 128, 2, 128, 2, false, false, false>>(DType::kBFloat16),
+    describe_forward<ForwardConfig<__nv_bfloat16, 128, 128, 2, 128, 2, true, false, false>>(DType::kBFloat16),
 };
 
 }  // namespace flashmask::sm90

@@ -5,10 +5,10 @@ namespace flashmask::sm90 {
 
 extern const ForwardKernel forward_d192_bf16[4];
 const ForwardKernel forward_d192_bf16[4] = {
-    describe_forward<ForwardConfig<__nv_bfloat16, 192, 192, 2, 96, 2, false, true>>(DType::kBFloat16),
-    describe_forward<ForwardConfig<__nv_bfloat16, 192, 192, 2, 96, 2, true, true>>(DType::kBFloat16),
-    describe_forward<ForwardConfig<__nv_bfloat16, 192, 192, 2, 96, 2, false, false>>(DType::kBFloat16),
-    describe_forward<ForwardConfig<__nv_bfloat16, 192, 192, 2, 96, 2, true, false>>(DType::kBFloat16),
+    describe_forward<ForwardConfig<__nv_bfloat16, 192, 192, 2, 96, 2, false, true, false>>(DType::kBFloat16),
+    describe_forward<ForwardConfig<__nv_bfloat16, 192, 192, 2, 96, 2, true, true, false>>(DType::kBFloat16),
+    describe_forward<ForwardConfig<__nv_bfloat16, 192, 192, 2, 96, 2, false, false, false>>(DType::kBFloat16),
+    describe_forward<ForwardConfig<__nv_bfloat16, 192, 192, 2, 96, 2, true, false, false>>(DType::kBFloat16),
 };
 
 }  // namespace flashmask::sm90

@@ -5,10 +5,10 @@ namespace flashmask::sm90 {
 
 extern const ForwardKernel forward_d192_fp16[4];
 const ForwardKernel forward_d192_fp16[4] = {
-    describe_forward<ForwardConfig<__half, 192, 192, 2, 96, 2, false, true>>(DType::kFloat16),
-    describe_forward<ForwardConfig<__half, 192, 192, 2, 96, 2, true, true>>(DType::kFloat16),
-    describe_forward<ForwardConfig<__half, 192, 192, 2, 96, 2, false, false>>(DType::kFloat16),
-    describe_forward<ForwardConfig<__half, 192, 192, 2, 96, 2, true, false>>(DType::kFloat16),
+    describe_forward<ForwardConfig<__half, 192, 192, 2, 96, 2, false, true, false>>(DType::kFloat16),
+    describe_forward<ForwardConfig<__half, 192, 192, 2, 96, 2, true, true, false>>(DType::kFloat16),
+    describe_forward<ForwardConfig<__half, 192, 192, 2, 96, 2, false, false, false>>(DType::kFloat16),
+    describe_forward<ForwardConfig<__half, 192, 192, 2, 96, 2, true, false, false>>(DType::kFloat16),
 };
 
 }  // namespace flashmask::sm90

@@ -5,10 +5,10 @@ namespace flashmask::sm90 {
 
 extern const ForwardKernel forward_d64_bf16[4];
 const ForwardKernel forward_d64_bf16[4] = {
-    describe_forward<ForwardConfig<__nv_bfloat16, 64, 64, 2, 128, 4, false, true>>(DType::kBFloat16),
-    describe_forward<ForwardConfig<__nv_bfloat16, 64, 64, 2, 128, 4, true, true>>(DType::kBFloat16),
-    describe_forward<ForwardConfig<__nv_bfloat16, 64, 64, 3, 128, 4, false, false>>(DType::kBFloat16),
-    describe_forward<ForwardConfig<__nv_bfloat16, 64, 64, 3, 128, 4, true, false>>(DType::kBFloat16),
+    describe_forward<ForwardConfig<__nv_bfloat16, 64, 64, 2, 128, 4, false, true, false>>(DType::kBFloat16),
+    describe_forward<ForwardConfig<__nv_bfloat16, 64, 64, 2, 128, 4, true, true, false>>(DType::kBFloat16),
+    describe_forward<ForwardConfig<__nv_bfloat16, 64, 64, 3, 128, 4, false, false, false>>(DType::kBFloat16),
+    describe_forward<ForwardConfig<__nv_bfloat16, 64, 64, 3, 128, 4, true, false, false>>(DType::kBFloat16),
 };
 
 }  // namespace flashmask::sm90

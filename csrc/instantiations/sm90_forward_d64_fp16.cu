@@ -5,10 +5,10 @@ namespace flashmask::sm90 {
 
 extern const ForwardKernel forward_d64_fp16[4];
 const ForwardKernel forward_d64_fp16[4] = {
-    describe_forward<ForwardConfig<__half, 64, 64, 2, 128, 4, false, true>>(DType::kFloat16),
-    describe_forward<ForwardConfig<__half, 64, 64, 2, 128, 4, true, true>>(DType::kFloat16),
-    describe_forward<ForwardConfig<__half, 64, 64, 3, 128, 4, false, false>>(DType::kFloat16),
-    describe_forward<ForwardConfig<__half, 64, 64, 3, 128, 4, true, false>>(DType::kFloat16),
+    describe_forward<ForwardConfig<__half, 64, 64, 2, 128, 4, false, true, false>>(DType::kFloat16),
+    describe_forward<ForwardConfig<__half, 64, 64, 2, 128, 4, true, true, false>>(DType::kFloat16),
+    describe_forward<ForwardConfig<__half, 64, 64, 3, 128, 4, false, false, false>>(DType::kFloat16),
+    describe_forward<ForwardConfig<__half, 64, 64, 3, 128, 4, true, false, false>>(DType::kFloat16),
 };
 
 }  // namespace flashmask::sm90

@@ -75,7 +75,7 @@ struct SplitWork {
 };
 
 template <typename Element_, int kHeadDim_, int kHeadDimV_, int kConsumers_, int kBlockN_, int kStages_,
-          bool kDense_, bool kSplit_>
+          bool kDense_, bool kSplit_, bool kBare_>
 struct ForwardConfig {
   using Element = Element_;
   static constexpr int kHeadDim = kHeadDim_;
@@ -86,6 +86,8 @@ struct ForwardConfig {
   static constexpr int kStages = kStages_;  // of K and of V
   static constexpr bool kDense = kDense_;   // test mode: the mask is read from a dense matrix
   static constexpr bool kSplit = kSplit_;   // few query rows: row tiles and key columns as SplitPlan says
+  static constexpr bool kBare = kBare_;     // no index vectors: nothing or causality masks
+  static constexpr int kSlots = kBare ? 1 : kMaxSlots;
   static constexpr bool kDropout = false;
   static constexpr bool kDeterministic = false;
   static constexpr int kThreads = 128 * (1 + kConsumers);
@@ -94,6 +96,7 @@ struct ForwardConfig {
   static_assert(kConsumers == 2 || kConsumers == 3,
                 "the register file is divided for two or three consumers");
   static_assert(128 * (kProducerRegisters + kConsumers * kConsumerRegisters) <= 65536, "registers of an SM");
+  static_assert(!kBare || !kSplit, "splits are for any mask");
   static_assert(kBlockN % 16 == 0, "P is read 16 columns at a time");
 
   using QTile = Operand<kBlockM, kHeadDim>;
@@ -105,8 +108,8 @@ struct ForwardConfig {
 
   // Whether each consumer is told what a column tile is to its own 64 rows, and passes it over if they see
   // nothing of it: row tiles of 192 rows reach far beyond what some of their rows see. With 128 rows, at head
-  // dim 128, the search costs more than that saves.
-  static constexpr bool kByGroup = kConsumers == 3;
+  // dim 128, or without index vectors the search costs more than that saves.
+  static constexpr bool kByGroup = kConsumers == 3 && !kBare;
   static constexpr int kViews = kByGroup ? kConsumers : 1;
 
   // One entry of the K ring.
@@ -131,16 +134,15 @@ struct ForwardConfig {
   // Where there is room for a second stage of Q, that of the next row tile comes while this one is worked on.
   static_assert(OTile::kBytes <= QTile::kBytes, "O fits where Q was");
   static constexpr int kSlotBytes = static_cast<int>(sizeof(Slot) + kConsumers * sizeof(__half2));
-  static constexpr int kRingBytes =
-      kStages * (KTile::kBytes + VTile::kBytes + kMaxSlots * kBlockN * kSlotBytes);
+  static constexpr int kRingBytes = kStages * (KTile::kBytes + VTile::kBytes + kSlots * kBlockN * kSlotBytes);
   static constexpr int kQStages = 2 * QTile::kBytes + kRingBytes + 1024 <= kMaxSmemBytes ? 2 : 1;
 
   struct alignas(1024) Smem {
     char q[kQStages][QTile::kBytes];
     char k[kStages][KTile::kBytes];
     char v[kStages][VTile::kBytes];
-    alignas(128) Slot slots[kStages][kMaxSlots][kBlockN];
-    alignas(128) __half2 intervals[kStages][kConsumers][kMaxSlots][kBlockN];  // see row_interval()
+    alignas(128) Slot slots[kStages][kSlots][kBlockN];
+    alignas(128) __half2 intervals[kStages][kConsumers][kSlots][kBlockN];  // see row_interval()
     Step steps[kStages];
     Work works[kQStages];
     Barrier q_full[kQStages], q_empty[kQStages];

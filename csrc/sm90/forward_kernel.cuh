@@ -43,8 +43,8 @@ class Consumer {
   }
 
  private:
-  // Named barriers: 0 is __syncthreads; then, for the intervals of each group.
-  static constexpr int kIntervalBarrier = 1;
+  // Named barriers: 0 is __syncthreads; then, of each consumer, one for its intervals and one for its votes.
+  static constexpr int kIntervalBarrier = 1, kVoteBarrier = kIntervalBarrier + Config::kConsumers;
 
   // The entry of the K ring that comes next, once its K is there.
   __device__ __forceinline__ Step next_step() {
@@ -69,6 +69,12 @@ class Consumer {
   __device__ __forceinline__ Step consume(Step step) {
     const typename Config::Work work = smem_.works[q_.index];
     OnlineSoftmax<1> softmax;
+#pragma unroll
+    for (int h = 0; h < 2; ++h) {
+      // Rows that do not exist have no say in whether weights must be taken again: a test mode shows them
+      // other tiles.
+      if (!exists(lane_row() + 8 * h, work)) softmax.leave_out(0, h);
+    }
     Output output;
     bool fresh = true;  // nothing is in O yet
     do {
@@ -90,9 +96,9 @@ class Consumer {
     return next_step();
   }
 
-  // Column tiles up to one that is hidden or another row tile's. Returns the entry after them. Two choices
-  // hang on kByGroup because so measured: a path of its own for tiles that nothing masks, and whether the
-  // next entry is read behind the wait for O += P V or before it, where ptxas does half of the sums after it.
+  // Column tiles up to one that is hidden or another row tile's. Returns the entry after them. Weights are
+  // taken by the maximum so far. The next one's is not looked for, nor is O rescaled, unless the weights say
+  // that they must: a maximum is no more than a reference that keeps them from overflowing.
   __device__ __forceinline__ Step consume_run(Step step, const typename Config::Work& work,
                                               OnlineSoftmax<1>& softmax, Output& output, bool& fresh) {
     Probabilities p;
@@ -102,26 +108,25 @@ class Consumer {
       multiply_scores(scores);
       smem_.v_full[v_.index].wait(v_.parity);
       multiply_output(output, p, fresh);
-      float rescale[1][2];
-      if (Config::kByGroup && is_plain(step)) {
+      if (is_plain(step)) {  // a path of its own, so that nothing of the other's stands in its way
         wgmma_wait<1>();
         pin(flat(scores));
-        weigh(scores, softmax, rescale);
       } else {
         if constexpr (!Config::kDense) prepare_mask(step, work);
         wgmma_wait<1>();
         pin(flat(scores));
         mask(scores, step, work);
-        weigh(scores, softmax, rescale);
       }
-      const bool raised = must_rescale(rescale);
-      if constexpr (!Config::kByGroup) step = next_step();
+      float sums[1][2];
+      softmax.weigh_by_past(scores, arguments_.exponent_scale, sums);
       wgmma_wait_behind<0>(__float_as_uint(scores[0][kN8 - 1][1]) | __float_as_uint(scores[0][kN8 - 1][3]));
       pin(flat(output));
       release(smem_.v_empty[v_.index]);
       v_.advance();
-      if (raised) rescale_output(output, rescale);
-      if constexpr (Config::kByGroup) step = next_step();
+      settle(scores, sums, step, work, softmax, output);
+      release(smem_.k_empty[k_.index]);
+      k_.advance();
+      step = next_step();
       round(scores, p);
     }
     finish_run(output, p, fresh);
@@ -138,11 +143,36 @@ class Consumer {
     wgmma_wait<0>();
     pin(flat(scores));
     mask(scores, step, work);
-    float rescale[1][2];
-    weigh(scores, softmax, rescale);
-    if (!fresh && must_rescale(rescale)) rescale_output(output, rescale);
+    if (fresh) {
+      float rescale[1][2];
+      softmax.advance(scores, arguments_.exponent_scale, rescale);
+    } else {  // as if no tile had been passed over
+      float sums[1][2];
+      softmax.weigh_by_past(scores, arguments_.exponent_scale, sums);
+      settle(scores, sums, step, work, softmax, output);
+    }
+    release(smem_.k_empty[k_.index]);
+    k_.advance();
     round(scores, p);
     step = next_step();
+  }
+
+  // Takes the weights by the maximum so far as they are or, rarely, once more, from S on, by their tile's own
+  // maximum: all four warps then, as in every product. K and the intervals are still there.
+  __device__ __forceinline__ void settle(Scores& scores, const float (&sums)[1][2], const Step& step,
+                                         const typename Config::Work& work, OnlineSoftmax<1>& softmax,
+                                         Output& output) {
+    if (!named_barrier_any(kVoteBarrier + group_, 128, !softmax.serve(sums))) {
+      softmax.add(sums);
+      return;
+    }
+    multiply_scores(scores);
+    wgmma_wait<0>();
+    pin(flat(scores));
+    mask(scores, step, work);
+    float rescale[1][2];
+    softmax.advance(scores, arguments_.exponent_scale, rescale);
+    rescale_output(output, rescale);
   }
 
   // The last O += P V of a run.
@@ -207,6 +237,19 @@ class Consumer {
     return work.row_tile * Config::kBlockM + group_ * 64;
   }
 
+  // The first of a lane's two rows of this consumer's 64.
+  __device__ __forceinline__ int lane_row() const { return thread_ / 32 * 16 + thread_ % 32 / 4; }
+
+  // Whether row `row` of this consumer's is a query's.
+  __device__ __forceinline__ bool exists(int row, const typename Config::Work& work) const {
+    if constexpr (Config::kSplit) {
+      const SplitPlan& plan = arguments_.split.plan;
+      row = packed_row(plan, row).row;
+      if (row >= plan.group_rows) return false;
+    }
+    return first_row(work) + row < arguments_.params.shape.seqlen_q;
+  }
+
   // While S is computed: for the slots whose intervals both start and end in the tile, which of this
   // consumer's rows they mask in each column. (Where they only start or only end there, comparing is as fast
   // without.) The place is free: all threads have given back the K stage that had it before.
@@ -224,13 +267,6 @@ class Consumer {
     named_barrier_sync(kIntervalBarrier + group_, 128);
   }
 
-  // Gives the K stage of scores back and turns them into weights.
-  __device__ __forceinline__ void weigh(Scores& scores, OnlineSoftmax<1>& softmax, float (&rescale)[1][2]) {
-    release(smem_.k_empty[k_.index]);
-    k_.advance();
-    softmax.advance(scores, arguments_.exponent_scale, rescale);
-  }
-
   // Whether mask() leaves scores as they are.
   __device__ __forceinline__ bool is_plain(const Step& step) const {
     return !Config::kDense && !arguments_.negated && (step.touched & kSlotBits) == 0;
@@ -238,7 +274,7 @@ class Consumer {
 
   // Puts the masked scores of a step to -inf.
   __device__ __forceinline__ void mask(Scores& scores, const Step& step, const typename Config::Work& work) {
-    int lane_row = thread_ / 32 * 16 + thread_ % 32 / 4;  // of this consumer's
+    int lane_row = this->lane_row();
     int row_step = 8;
     if constexpr (Config::kSplit) {
       const SplitPlan& plan = arguments_.split.plan;
@@ -271,12 +307,6 @@ class Consumer {
         });
       }
     }
-  }
-
-  // Whether O has to be rescaled: rare once the large keys have been met. The warp votes on both rows at
-  // once.
-  static __device__ __forceinline__ bool must_rescale(const float (&rescale)[1][2]) {
-    return __any_sync(~0u, rescale[0][0] != 1.f || rescale[0][1] != 1.f);
   }
 
   // O to the new maximum.

@@ -131,9 +131,9 @@ cudaError_t launch_forward(const ForwardParams& params) {
 
 template <class Config>
 constexpr ForwardKernel describe_forward(DType dtype) {
-  return describe_kernel<Config, ForwardParams>(dtype, forward_workspace_bytes<Config>,
-                                                launch_forward<Config>,
-                                                Config::kSplit ? split_plan_of<Config> : nullptr);
+  return describe_kernel<Config, ForwardParams>(
+      dtype, forward_workspace_bytes<Config>, launch_forward<Config>,
+      Config::kSplit ? split_plan_of<Config> : nullptr, Config::kBare);
 }
 
 }  // namespace flashmask::sm90

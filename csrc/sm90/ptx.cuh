@@ -162,6 +162,20 @@ __device__ __forceinline__ void named_barrier_arrive(int id, int threads) {
   asm volatile("bar.arrive %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+// Whether `value` holds for any of the threads, all of which wait for each other.
+__device__ __forceinline__ bool named_barrier_any(int id, int threads, bool value) {
+  int any;
+  asm volatile(
+      "{\n.reg .pred p, q;\n"
+      "setp.ne.s32 p, %1, 0;\n"
+      "bar.red.or.pred q, %2, %3, p;\n"
+      "selp.s32 %0, 1, 0, q;\n}\n"
+      : "=r"(any)
+      : "r"(static_cast<int>(value)), "r"(id), "r"(threads)
+      : "memory");
+  return __any_sync(~0u, any);  // a warp's vote, or ptxas does not know that its lanes agree
+}
+
 // Four 8x8 matrices of 16-bit elements, a register each as accumulators hold them, to shared memory. Lane l
 // names the row of 16 bytes of row l % 8 of matrix l / 8.
 __device__ __forceinline__ void store_matrices(void* row, const uint32_t (&matrices)[4]) {

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import replace
 from functools import lru_cache
 from typing import Any
@@ -124,6 +125,38 @@ def test_skipping_changes_no_bit_where_warpgroups_see_nothing(
     options = Options(indices=indices, causal=False, deterministic=True)
     problem = grouped_problem(int(rng.integers(2**31)), head_dims, options, seqlen_q=seqlen, seqlen_k=seqlen)
     assert_skipping_changes_nothing(kernels, problem, "blocks of 64 rows")
+
+
+# Which of 64 rows have scores that rise by 300 from the first key to the last; those of the others fall.
+RISING_ROWS = {"all": range(64), "every other": range(0, 64, 2), "a warp's": range(16, 32), "one": [37]}
+
+
+@pytest.mark.parametrize("at_once", [False, True], ids=["slowly", "at once"])
+@pytest.mark.parametrize("rows", RISING_ROWS.values(), ids=RISING_ROWS.keys())
+@pytest.mark.parametrize("name", ["full", "causal", "document"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@head_dims
+def test_maxima_that_rise(
+    kernels: Kernels,
+    seed: int,
+    head_dims: tuple[int, int],
+    dtype: str,
+    name: str,
+    rows: Sequence[int],
+    at_once: bool,
+) -> None:
+    # Weights by a maximum that is not the last one must not overflow, in 16 bits or in 32, nor lose a key.
+    problem = grouped_problem(seed, head_dims, named_options(name), dtype=dtype)
+    rising = torch.zeros(64, dtype=torch.bool)
+    rising[list(rows)] = True
+    signs = torch.where(rising, 1, -1).repeat(SEQLEN // 64 + 1)[:SEQLEN].cuda()
+    ramp = torch.linspace(-1, 1, SEQLEN).cuda()
+    problem.q[..., 0] = 150 / 8 / problem.options.scale(head_dims[0]) * signs[:, None]
+    problem.k[..., 0] = 8 * (ramp.sign() if at_once else ramp)[:, None]
+    assert_skipping_changes_nothing(kernels, problem, name)
+    results = run(kernels, problem)
+    assert all(values.isfinite().all() for values in results.values())
+    assert_matches({key: results[key] for key in ("out", "lse")}, problem, name)
 
 
 @pytest.mark.parametrize("dropout_p", [0.0, 0.2])
