@@ -34,6 +34,17 @@ __device__ __forceinline__ void with_ends(uint32_t touched, int slot, Mask mask)
   }
 }
 
+// Sets the scores of two columns, whose slots `pair` are, to -inf in rows row0 and row0 + row_step.
+template <bool kStarts, bool kEnds>
+__device__ __forceinline__ void mask_pair(float (&scores)[4], const int4& pair, int row0, int row_step) {
+#pragma unroll
+  for (int h = 0; h < 2; ++h) {
+    const int row = row0 + row_step * h;
+    scores[2 * h] = masks_row<kStarts, kEnds>(pair.x, pair.y, row) ? -INFINITY : scores[2 * h];
+    scores[2 * h + 1] = masks_row<kStarts, kEnds>(pair.z, pair.w, row) ? -INFINITY : scores[2 * h + 1];
+  }
+}
+
 // Sets the scores that one slot masks to -inf. `scores[m][n][e]` is row row0 + row_of(m) + row_step * (e /
 // 2), column column0 + column_of(n) + e % 2 of the tile, row0 and column0 being this lane's own first
 // element. `slots` is the tile's columns in shared memory.
@@ -46,16 +57,7 @@ __device__ __forceinline__ void mask_by_slot(float (&scores)[kM][kN8][4], const 
     __syncwarp();  // or the compiler fetches every column first, and spills
     const int4 pair = *reinterpret_cast<const int4*>(slots + column0 + column_of(n));
 #pragma unroll
-    for (int m = 0; m < kM; ++m) {
-#pragma unroll
-      for (int h = 0; h < 2; ++h) {
-        const int row = row0 + row_of(m) + row_step * h;
-        scores[m][n][2 * h] =
-            masks_row<kStarts, kEnds>(pair.x, pair.y, row) ? -INFINITY : scores[m][n][2 * h];
-        scores[m][n][2 * h + 1] =
-            masks_row<kStarts, kEnds>(pair.z, pair.w, row) ? -INFINITY : scores[m][n][2 * h + 1];
-      }
-    }
+    for (int m = 0; m < kM; ++m) mask_pair<kStarts, kEnds>(scores[m][n], pair, row0 + row_of(m), row_step);
   }
 }
 

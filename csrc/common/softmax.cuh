@@ -139,23 +139,31 @@ struct OnlineSoftmax {
   // of them where the maximum does not rise, without looking for it. Any reference serves as well as the
   // maximum does as long as nothing overflows, and `sums` tell that. In a row that has seen no key yet they
   // are infinite as soon as there is one.
-  template <int kN8>
+  //
+  // `mask(n)` has its say on fragments [][n] just before: what it does takes the time that exponentials
+  // leave.
+  template <int kN8, class Mask>
   __device__ __forceinline__ void weigh_by_past(float (&scores)[kM][kN8][4], float scale,
-                                                float (&sums)[kM][2]) const {
+                                                float (&sums)[kM][2], Mask mask) const {
     constexpr float kLowest = -1e38f;  // below every finite score times the scale
+    float shift[kM][2];
 #pragma unroll
     for (int m = 0; m < kM; ++m) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const float shift = maximum[m][h] == -INFINITY ? kLowest : maximum[m][h] * scale;
+        shift[m][h] = maximum[m][h] == -INFINITY ? kLowest : maximum[m][h] * scale;
         sums[m][h] = 0.f;
+      }
+    }
 #pragma unroll
-        for (int n = 0; n < kN8; ++n) {
+    for (int n = 0; n < kN8; ++n) {
+      mask(n);
 #pragma unroll
-          for (int c = 0; c < 2; ++c) {
-            scores[m][n][2 * h + c] = exp2_approx(scores[m][n][2 * h + c] * scale - shift);
-            sums[m][h] += scores[m][n][2 * h + c];
-          }
+      for (int m = 0; m < kM; ++m) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) {
+          scores[m][n][e] = exp2_approx(scores[m][n][e] * scale - shift[m][e / 2]);
+          sums[m][e / 2] += scores[m][n][e];
         }
       }
     }

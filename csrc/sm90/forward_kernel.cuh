@@ -76,9 +76,10 @@ class Consumer {
       if (!exists(lane_row() + 8 * h, work)) softmax.leave_out(0, h);
     }
     Output output;
-    bool fresh = true;  // nothing is in O yet
+    bool fresh = true;                   // nothing is in O yet
+    const bool idle = !exists(0, work);  // all 64 rows are behind the last query
     do {
-      step = step.hidden() ? pass_over() : consume_run(step, work, softmax, output, fresh);
+      step = idle || step.hidden() ? pass_over() : consume_run(step, work, softmax, output, fresh);
     } while (!step.opens());
     if constexpr (Config::kSplit) release(smem_.q_empty[q_.index]);
     if (fresh) set_zero(output);
@@ -108,17 +109,11 @@ class Consumer {
       multiply_scores(scores);
       smem_.v_full[v_.index].wait(v_.parity);
       multiply_output(output, p, fresh);
-      if (is_plain(step)) {  // a path of its own, so that nothing of the other's stands in its way
-        wgmma_wait<1>();
-        pin(flat(scores));
-      } else {
-        if constexpr (!Config::kDense) prepare_mask(step, work);
-        wgmma_wait<1>();
-        pin(flat(scores));
-        mask(scores, step, work);
-      }
+      if constexpr (!Config::kDense) prepare_mask(step, work);
+      wgmma_wait<1>();
+      pin(flat(scores));
       float sums[1][2];
-      softmax.weigh_by_past(scores, arguments_.exponent_scale, sums);
+      weigh(scores, sums, step, work, softmax);
       wgmma_wait_behind<0>(__float_as_uint(scores[0][kN8 - 1][1]) | __float_as_uint(scores[0][kN8 - 1][3]));
       pin(flat(output));
       release(smem_.v_empty[v_.index]);
@@ -142,13 +137,13 @@ class Consumer {
     if constexpr (!Config::kDense) prepare_mask(step, work);
     wgmma_wait<0>();
     pin(flat(scores));
-    mask(scores, step, work);
     if (fresh) {
+      mask(scores, step, work);
       float rescale[1][2];
       softmax.advance(scores, arguments_.exponent_scale, rescale);
     } else {  // as if no tile had been passed over
       float sums[1][2];
-      softmax.weigh_by_past(scores, arguments_.exponent_scale, sums);
+      weigh(scores, sums, step, work, softmax);
       settle(scores, sums, step, work, softmax, output);
     }
     release(smem_.k_empty[k_.index]);
@@ -267,47 +262,87 @@ class Consumer {
     named_barrier_sync(kIntervalBarrier + group_, 128);
   }
 
-  // Whether mask() leaves scores as they are.
-  __device__ __forceinline__ bool is_plain(const Step& step) const {
-    return !Config::kDense && !arguments_.negated && (step.touched & kSlotBits) == 0;
+  // Masks S and takes the weights by the maximum so far, in a path of its own for nothing to mask and for
+  // what most masked tiles have, one slot. (Then masking lies under the exponentials.)
+  __device__ __forceinline__ void weigh(Scores& scores, float (&sums)[1][2], const Step& step,
+                                        const typename Config::Work& work,
+                                        const OnlineSoftmax<1>& softmax) const {
+    const auto take = [&](auto mask) {
+      softmax.weigh_by_past(scores, arguments_.exponent_scale, sums, mask);
+    };
+    const auto nothing = [](int) {};
+    const uint32_t slots = step.touched & kSlotBits;
+    if (Config::kDense || arguments_.negated || (slots & (slots - 1)) != 0) {
+      mask(scores, step, work);
+      take(nothing);
+    } else if (slots == 0) {
+      take(nothing);
+    } else {
+      with_mask_of_slot(step, __ffs(static_cast<int>(slots)) - 1, work,
+                        [&](auto mask) { take([&](int n) { mask(scores[0][n], n); }); });
+    }
   }
 
   // Puts the masked scores of a step to -inf.
-  __device__ __forceinline__ void mask(Scores& scores, const Step& step, const typename Config::Work& work) {
-    int lane_row = this->lane_row();
-    int row_step = 8;
-    if constexpr (Config::kSplit) {
-      const SplitPlan& plan = arguments_.split.plan;
-      row_step = packed_row(plan, lane_row + 8).row;
-      lane_row = packed_row(plan, lane_row).row;
-      row_step -= lane_row;
-    }
-    const int lane_column = 2 * (thread_ % 4);
-    const auto row_of = [](int) { return 0; };
-    const auto column_of = [](int n) { return 8 * n; };
+  __device__ __forceinline__ void mask(Scores& scores, const Step& step,
+                                       const typename Config::Work& work) const {
     if (arguments_.negated) negate(scores);
     if constexpr (Config::kDense) {
+      const Rows rows = own_rows();
       const Shape& shape = arguments_.params.shape;
-      mask_by_dense(scores, dense_plane(arguments_.mask, shape, work.batch, work.head), shape.seqlen_q,
-                    shape.seqlen_k, first_row(work) + lane_row, step.tile * Config::kBlockN + lane_column,
-                    row_of, column_of, row_step);
+      mask_by_dense(
+          scores, dense_plane(arguments_.mask, shape, work.batch, work.head), shape.seqlen_q, shape.seqlen_k,
+          first_row(work) + rows.first, step.tile * Config::kBlockN + lane_column(), [](int) { return 0; },
+          [](int n) { return 8 * n; }, rows.step);
     } else {
 #pragma unroll 1
       for (uint32_t slots = step.touched & kSlotBits; slots != 0; slots &= slots - 1) {
-        const int slot = __ffs(static_cast<int>(slots)) - 1;
-        with_ends(step.touched, slot, [&](auto starts, auto ends) {
-          if constexpr (decltype(starts)::value && decltype(ends)::value) {
-            mask_by_intervals(scores[0], smem_.intervals[k_.index][group_][slot] + lane_column,
-                              row_pair(lane_row, lane_row + row_step));
-          } else {
-            mask_by_slot<decltype(starts)::value, decltype(ends)::value>(
-                scores, smem_.slots[k_.index][slot], first_row(work) + lane_row, lane_column, row_of,
-                column_of, row_step);
-          }
+        with_mask_of_slot(step, __ffs(static_cast<int>(slots)) - 1, work, [&](auto mask) {
+#pragma unroll
+          for (int n = 0; n < kN8; ++n) mask(scores[0][n], n);
         });
       }
     }
   }
+
+  // Calls use(mask), mask(fragment, n) being what puts the scores that a slot masks to -inf.
+  template <class Use>
+  __device__ __forceinline__ void with_mask_of_slot(const Step& step, int slot,
+                                                    const typename Config::Work& work, Use use) const {
+    const Rows rows = own_rows();
+    const int stage = k_.index;
+    with_ends(step.touched, slot, [&](auto starts, auto ends) {
+      constexpr bool kStarts = decltype(starts)::value, kEnds = decltype(ends)::value;
+      if constexpr (kStarts && kEnds) {
+        const uint32_t pair = row_pair(rows.first, rows.first + rows.step);
+        const __half2* intervals = smem_.intervals[stage][group_][slot] + lane_column();
+        use([&](float (&fragment)[4], int n) { mask_by_intervals(fragment, intervals + 8 * n, pair); });
+      } else {
+        const int row = first_row(work) + rows.first;
+        const Slot* slots = smem_.slots[stage][slot] + lane_column();
+        use([&](float (&fragment)[4], int n) {
+          mask_pair<kStarts, kEnds>(fragment, *reinterpret_cast<const int4*>(slots + 8 * n), row, rows.step);
+        });
+      }
+    });
+  }
+
+  // A lane's first row, of this consumer's query rows, and how far its second is from it.
+  struct Rows {
+    int first, step;
+  };
+
+  __device__ __forceinline__ Rows own_rows() const {
+    const int row = lane_row();
+    if constexpr (Config::kSplit) {
+      const SplitPlan& plan = arguments_.split.plan;
+      const int first = packed_row(plan, row).row;
+      return {first, packed_row(plan, row + 8).row - first};
+    }
+    return {row, 8};
+  }
+
+  __device__ __forceinline__ int lane_column() const { return 2 * (thread_ % 4); }
 
   // O to the new maximum.
   static __device__ __forceinline__ void rescale_output(Output& output, const float (&rescale)[1][2]) {

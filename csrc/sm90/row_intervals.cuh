@@ -41,17 +41,13 @@ __device__ __forceinline__ void mask_rows(float& first, float& second, uint32_t 
       : "r"(rows), "r"(interval));
 }
 
-// Sets the scores that a slot masks to -inf. scores[n][e] is the row `rows` names e / 2, column 8n + e % 2 of
+// Sets the scores that a slot masks to -inf. scores[e] is the row `rows` names e / 2, column e % 2 of
 // `intervals`.
-template <int kN8>
-__device__ __forceinline__ void mask_by_intervals(float (&scores)[kN8][4], const __half2* intervals,
+__device__ __forceinline__ void mask_by_intervals(float (&scores)[4], const __half2* intervals,
                                                   uint32_t rows) {
-#pragma unroll
-  for (int n = 0; n < kN8; ++n) {
-    const uint2 pair = *reinterpret_cast<const uint2*>(intervals + 8 * n);
-    mask_rows(scores[n][0], scores[n][2], rows, pair.x);
-    mask_rows(scores[n][1], scores[n][3], rows, pair.y);
-  }
+  const uint2 pair = *reinterpret_cast<const uint2*>(intervals);
+  mask_rows(scores[0], scores[2], rows, pair.x);
+  mask_rows(scores[1], scores[3], rows, pair.y);
 }
 
 }  // namespace flashmask::sm90
