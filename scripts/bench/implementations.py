@@ -14,6 +14,7 @@ from typing import Any
 
 import flashinfer_peers
 import flex_masks
+import numpy as np
 import torch
 from cells import EQUAL_DOCUMENT_COUNT, MAGI_WINDOW, PEER_MASKS, TWELVE, Case
 from kernel_calls import BackwardParams, CudaLibrary, ForwardParams, Options, backward_params, forward_params
@@ -88,14 +89,19 @@ def own_job(
 
     With ``visit="all"`` every tile is visited and masked by element.
     """
-    return _own_job(library, data.tensors, mask, backward, deterministic, visit)
+    return _own_job(library, data.tensors, *mask.to_startend_row_indices(), backward, deterministic, visit)
 
 
 def batched_job(library: CudaLibrary, data: Data) -> Job:
-    """Our kernels on equal documents as a batch, without a mask: the same tiles, and none to find."""
+    """Our kernels on equal documents as a batch: the same tiles, and none to find.
+
+    They get indices that hide nothing, as without any other kernels might run.
+    """
     count = EQUAL_DOCUMENT_COUNT
     split = [tensor.view(count, -1, *tensor.shape[2:]) for tensor in data.tensors]
-    job = _own_job(library, split, None, backward=True, deterministic=False, visit="skip")
+    seqlen = split[0].shape[1]
+    nothing = np.broadcast_to(np.array([seqlen, 0], np.int32), (1, 1, seqlen, 2)).copy()
+    job = _own_job(library, split, nothing, False, backward=True, deterministic=False, visit="skip")
     job.results = {
         name: tensor.view(data.tensors[0].shape) for name, tensor in job.results.items() if name != "lse"
     }
@@ -105,13 +111,13 @@ def batched_job(library: CudaLibrary, data: Data) -> Job:
 def _own_job(
     library: CudaLibrary,
     tensors: Tensors,
-    mask: ColumnMask | None,
+    indices: np.ndarray | None,
+    causal: bool,
     backward: bool,
     deterministic: bool,
     visit: str,
 ) -> Job:
     q, k, v, dout = tensors
-    indices, causal = (None, False) if mask is None else mask.to_startend_row_indices()
     options = Options(
         indices=None if indices is None else torch.from_numpy(indices).to(q.device),
         causal=causal,
