@@ -163,12 +163,12 @@ def dense_from_indices(indices: np.ndarray | None, causal: bool, seqlen_q: int, 
     if indices is None:
         return visible
     bound = [indices[:, :, None, :, i] for i in range(indices.shape[-1])]
-    if causal:
-        masked = (rows >= bound[0]) & (rows < (bound[1] if len(bound) == 2 else seqlen_q))
-    elif len(bound) == 2:
-        masked = (rows >= bound[0]) | (rows < bound[1])
-    else:
+    if len(bound) == 4:  # the kernels' C interface takes this under causality too
         masked = ((rows >= bound[0]) & (rows < bound[1])) | ((rows >= bound[2]) & (rows < bound[3]))
+    elif causal:
+        masked = (rows >= bound[0]) & (rows < (bound[1] if len(bound) == 2 else seqlen_q))
+    else:
+        masked = (rows >= bound[0]) | (rows < bound[1])
     return visible & ~masked
 
 

@@ -19,7 +19,7 @@ from paddle_flashmask.reference import dropout_keep_mask
 # Elements of one chunk of scores, [B, Hq, rows, Sk]; about fifteen such tensors live at a time.
 _CHUNK_ELEMENTS = 1 << 26
 
-_ROWS_TO_JUDGE_BY, _FEW_ROWS = 256, 16
+_ROWS_TO_JUDGE_BY, _FEW_ROWS = 768, 16
 
 torch.set_float32_matmul_precision("highest")  # the plain implementation's float32 is not TF32
 
@@ -108,7 +108,9 @@ def assert_matches(actual: Mapping[str, torch.Tensor], problem: Problem, name: s
 
     All errors of a row's gradients may come from one rounding, that of out, so a few rows are too few to
     tell what precision costs: the plain implementation may be lucky. Short problems are given to it several
-    times, with shifted grids of values to round to, and of each value's errors the largest counts. In long
+    times, with shifted grids of values to round to, and of each value's errors the largest counts. (One of
+    the grids holds 1, the weight of a row's heaviest key. Taken by the maximum so far it is rounded like any
+    other, and with it, where the row sees little else, all of out.) In long
     ones a few rows may still make up a block of dq, as out has no error where a row sees one key: what the
     rounding may leave there is computed. So it is for dk of short ones, where the shifts may all be lucky:
     with one row, one number decides all of a head's dk.
@@ -243,7 +245,7 @@ def _attention(
         row_sum.masked_fill_(empty, 1.0)
         dp = dout[:, :, rows] @ v.mT
         dp = dp if survives is None else dp * survives
-        # Divided by the sum at the end, as kernels do: the heaviest key's weight of 1 is not rounded.
+        # Divided by the sum at the end, as kernels do: the heaviest key's weight of 1 is on the grid of 1.
         dropped = p if survives is None else p * survives
         out[:, :, rows] = rounded(rounded(dropped) @ v / row_sum)
         if storage is None:
