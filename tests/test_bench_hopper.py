@@ -198,12 +198,13 @@ def test_reference_of_grouped_heads_sums_their_key_gradients() -> None:
     torch.testing.assert_close(reference["dq", 0, 3], alone[3]["dq"])
 
 
-def test_a_tile_masked_by_element_may_take_a_third_more_time() -> None:
-    case = cells.masking_case(64)
-    rows = [make_row(case, "sm90", 1.0), make_row(case, cells.masking("sm90"), 1.2)]
-    what = "a tile masked by element, D=64, forward: time, relative to another"
+def test_a_partial_tile_may_take_a_third_more_time() -> None:
+    partial, other = cells.masking_cases(64)
+    assert partial.flops("forward", 0.5) == other.flops("forward", 0.5)
+    rows = [make_row(partial, "sm90", 1.2), make_row(other, cells.idle_indices("sm90"), 1.0)]
+    what = "a partial tile (random eviction), D=64, forward: time, relative to another"
     bar = judge(rows)[what]
     assert (bar.met, bar.measured, bar.aim) == (True, "1.200", "<= 1.14: no")
-    slower = [*rows[:1], make_row(case, cells.masking("sm90"), 1.4)]
+    slower = [make_row(partial, "sm90", 1.4), rows[1]]
     assert judge(slower)[what].met is False
     assert judge([])[what].met is None

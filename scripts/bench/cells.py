@@ -113,9 +113,9 @@ def magi_case(mask: str, seqlen: int, head_dim: int = 128, seed: int = 0) -> Cas
     return Case(mask, seqlen, head_dim, 1, MAGI_HEADS, seed, MAGI_KV_HEADS)
 
 
-def masking_case(head_dim: int) -> Case:
-    """Return the case that shows what masking a tile by element costs."""
-    return paper_case("full", 8192, head_dim)
+def masking_cases(head_dim: int) -> tuple[Case, Case]:
+    """Return two that visit the same tiles: nearly all with elements to mask, and only the diagonal's."""
+    return paper_case("random_eviction", 8192, head_dim), paper_case("causal", 8192, head_dim)
 
 
 def long_cases() -> list[Case]:
@@ -144,9 +144,9 @@ def batched(kernels: str) -> str:
     return f"{kernels} batched"
 
 
-def masking(kernels: str) -> str:
-    """Name of our kernels where every tile is masked by element, though nothing in it is masked."""
-    return f"{kernels} masking every tile"
+def idle_indices(kernels: str) -> str:
+    """Name of our kernels under causality with indices that hide nothing: kernels for any mask then run."""
+    return f"{kernels} with idle indices"
 
 
 def deterministic(kernels: str) -> str:

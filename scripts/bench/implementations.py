@@ -16,7 +16,7 @@ import flashinfer_peers
 import flex_masks
 import numpy as np
 import torch
-from cells import EQUAL_DOCUMENT_COUNT, MAGI_WINDOW, PEER_MASKS, TWELVE, Case
+from cells import EQUAL_DOCUMENT_COUNT, EQUAL_DOCUMENTS, MAGI_WINDOW, PEER_MASKS, TWELVE, Case
 from kernel_calls import BackwardParams, CudaLibrary, ForwardParams, Options, backward_params, forward_params
 from paper_data import PUBLISHED
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -43,6 +43,9 @@ class Job:
 class Data:
     """q, k, v and dout of a shape: normal, bfloat16, [B, S, H, D].
 
+    In memory those of equal documents are [B, H, S, D]. Packed they are walked through head by head, as a
+    batch document by document: with heads behind tokens, the pages that are in use at once would differ.
+
     ``shared``: those of one shape lie in the same memory, which does for compiling.
     """
 
@@ -52,7 +55,10 @@ class Data:
         shapes = [(*sizes, case.head_dim) for sizes in (queries, keys, keys, queries)]
 
         def make(shape: tuple[int, ...]) -> torch.Tensor:
-            return torch.randn(*shape, generator=generator, device=device, dtype=torch.bfloat16)
+            made = torch.randn(*shape, generator=generator, device=device, dtype=torch.bfloat16)
+            if case.mask == EQUAL_DOCUMENTS:
+                made = made.transpose(1, 2).contiguous().transpose(1, 2)
+            return made
 
         if shared:
             made = {shape: make(shape) for shape in shapes}
@@ -83,13 +89,16 @@ def own_job(
     *,
     backward: bool = True,
     deterministic: bool = False,
-    visit: str = "skip",
 ) -> Job:
-    """Our kernels, through the C interface. Deterministic mode differs in the backward pass only.
+    """Our kernels, through the C interface. Deterministic mode differs in the backward pass only."""
+    return _own_job(library, data.tensors, *mask.to_startend_row_indices(), backward, deterministic)
 
-    With ``visit="all"`` every tile is visited and masked by element.
-    """
-    return _own_job(library, data.tensors, *mask.to_startend_row_indices(), backward, deterministic, visit)
+
+def idle_indices_job(library: CudaLibrary, data: Data, *, backward: bool = True) -> Job:
+    """Our kernels under causality, with indices that hide nothing more."""
+    seqlen = data.tensors[0].shape[1]
+    nothing = np.full((1, 1, seqlen, 1), seqlen, np.int32)
+    return _own_job(library, data.tensors, nothing, True, backward, deterministic=False)
 
 
 def batched_job(library: CudaLibrary, data: Data) -> Job:
@@ -101,7 +110,7 @@ def batched_job(library: CudaLibrary, data: Data) -> Job:
     split = [tensor.view(count, -1, *tensor.shape[2:]) for tensor in data.tensors]
     seqlen = split[0].shape[1]
     nothing = np.broadcast_to(np.array([seqlen, 0], np.int32), (1, 1, seqlen, 2)).copy()
-    job = _own_job(library, split, nothing, False, backward=True, deterministic=False, visit="skip")
+    job = _own_job(library, split, nothing, False, backward=True, deterministic=False)
     job.results = {
         name: tensor.view(data.tensors[0].shape) for name, tensor in job.results.items() if name != "lse"
     }
@@ -115,13 +124,11 @@ def _own_job(
     causal: bool,
     backward: bool,
     deterministic: bool,
-    visit: str,
 ) -> Job:
     q, k, v, dout = tensors
     options = Options(
         indices=None if indices is None else torch.from_numpy(indices).to(q.device),
         causal=causal,
-        visit=visit,
         deterministic=deterministic,
     )
     stream = torch.cuda.current_stream().cuda_stream

@@ -47,7 +47,7 @@ from cells import (
     is_drawn,
     long_cases,
     magi_case,
-    masking_case,
+    masking_cases,
     paper_case,
     plan,
     read_rows,
@@ -135,7 +135,8 @@ def wanted_cases(arguments: argparse.Namespace) -> list[Case]:
         if mask in arguments.masks and (seed == arguments.seeds[0] or is_drawn(mask))
     ]
     if arguments.bars:
-        cases += [*map(masking_case, HEAD_DIMS), *map(search_case, HEAD_DIMS), *long_cases()]
+        cases += [case for head_dim in HEAD_DIMS for case in masking_cases(head_dim)]
+        cases += [*map(search_case, HEAD_DIMS), *long_cases()]
     return cases
 
 

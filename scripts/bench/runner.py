@@ -19,11 +19,11 @@ from cells import (
     append_rows,
     batched,
     deterministic,
+    idle_indices,
     is_done,
-    masking,
-    masking_case,
+    masking_cases,
 )
-from implementations import PEERS, Data, Job, batched_job, own_job
+from implementations import PEERS, Data, Job, batched_job, idle_indices_job, own_job
 from kernel_calls import CudaLibrary
 from measure import Clock, Reference, card_and_driver, check, reference_heads
 from provenance import make_run
@@ -65,8 +65,8 @@ class Bench:
         names = [ours]
         if case.mask == EQUAL_DOCUMENTS:
             return [*names, batched(ours)]
-        if self.arguments.bars and case == masking_case(case.head_dim):
-            names.append(masking(ours))
+        if self.arguments.bars and case == masking_cases(case.head_dim)[1]:
+            names.append(idle_indices(ours))
         if self.arguments.deterministic and direction == "backward" and case.mask != LONG_DOCUMENTS:
             names.append(deterministic(ours))
         return names + [name for name in self.peers if case.mask in PEERS[name].masks]
@@ -115,7 +115,7 @@ class Bench:
         builders: dict[str, Callable[[], Job]] = {
             ours: partial(own_job, self.binary, mask, data, backward=backward),
             deterministic(ours): partial(own_job, self.binary, mask, data, deterministic=True),
-            masking(ours): partial(own_job, self.binary, mask, data, backward=backward, visit="all"),
+            idle_indices(ours): partial(idle_indices_job, self.binary, data, backward=backward),
             batched(ours): partial(batched_job, self.binary, data),
         }
         peers = {name: partial(PEERS[name].job, case, data, backward=backward) for name in self.peers}
