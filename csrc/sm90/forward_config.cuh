@@ -21,7 +21,7 @@ struct ForwardArguments {
   ForwardParams params;
   MaskTiles mask;
   int row_tiles;
-  int work_count;        // row_tiles * Hq * B, or the plan's number of splits
+  int work_count;        // row_tiles * Hq * B, or what SplitWork counts
   unsigned* ticket;      // zeroed; the next row tile that nobody has taken
   float exponent_scale;  // exponent_scale(softmax_scale)
   bool negated;          // softmax_scale < 0
@@ -107,8 +107,8 @@ struct ForwardConfig {
   using Work = std::conditional_t<kSplit, SplitWork, RowTileWork>;
 
   // Whether each consumer is told what a column tile is to its own 64 rows, and passes it over if they see
-  // nothing of it: row tiles of 192 rows reach far beyond what some of their rows see. With 128 rows, at head
-  // dim 128, or without index vectors the search costs more than that saves.
+  // nothing of it: row tiles of 192 rows reach far beyond what some of their rows see. With 128 rows, or
+  // without index vectors, the search costs more than that saves.
   static constexpr bool kByGroup = kConsumers == 3 && !kBare;
   static constexpr int kViews = kByGroup ? kConsumers : 1;
 
