@@ -67,7 +67,9 @@ __global__ void classify_backward_kernel(const __grid_constant__ ClassifyArgumen
   for (int row_tile = 0; row_tile < arguments.row_tiles; ++row_tile) {
     const bool visited = row_tile == next;
     if (visited) next = runs.next(row_tile + 1);
-    kinds[int64_t{row_tile} * tiles] = kind_of(visited, runs.touched(row_tile));
+    const int row_begin = row_tile * arguments.block_m;
+    const int row_end = min(seqlen_q, row_begin + arguments.block_m);
+    kinds[int64_t{row_tile} * tiles] = kind_of(visited, runs.touched(row_tile, row_begin, row_end));
   }
 }
 

@@ -13,24 +13,27 @@ class RowRuns {
   // `tile` is the column tile's number.
   __device__ void build(const MaskTiles& mask, const MaskPlane& plane, int tile, int seqlen_q, int block_m,
                         int row_tiles) {
-    for (int s = 0; s < kMaxSlots; ++s) hidden_[s] = touched_[s] = {0, 0};
+#pragma unroll
+    for (int s = 0; s < kMaxSlots; ++s) {
+      if (s < mask.slot_count) extremes_[s] = load_extremes(plane.tiles + s * mask.tile_count + tile);
+      hidden_[s] = touched_[s] = {0, 0};
+    }
     int hidden = 0;  // slots that have a hidden run
+#pragma unroll 1
     for (int s = 0; s < mask.slot_count; ++s) {
       if (mask.visit_all) {
         touched_[s] = {0, row_tiles};
-        start_max_[s] = kInt32Max;
-        end_min_[s] = kInt32Min;
+        extremes_[s].start_max = kInt32Max;
+        extremes_[s].end_min = kInt32Min;
         continue;
       }
-      const SlotExtremes e = load_extremes(plane.tiles + s * mask.tile_count + tile);
+      const SlotExtremes e = extremes_[s];
       // Row tiles inside every column's interval: exactly those for which covers() holds.
       if (e.start_max < e.end_min) {
         insert({e.start_max / block_m + (e.start_max % block_m != 0),
                 e.end_min >= seqlen_q ? row_tiles : e.end_min / block_m},
                hidden++);
       }
-      start_max_[s] = e.start_max;
-      end_min_[s] = e.end_min;
       // Row tiles from the first masked row to the last: exactly those for which touches() holds.
       if (e.start_min < e.end_max) {
         touched_[s] = {e.start_min / block_m, (e.end_max - 1) / block_m + 1};
@@ -75,17 +78,7 @@ class RowRuns {
 #pragma unroll
     for (int s = 0; s < kMaxSlots; ++s) {
       if (tile >= touched_[s].begin && tile < touched_[s].end)
-        slots |= touch_bits(s, start_max_[s], end_min_[s], row_begin, row_end);
-    }
-    return slots;
-  }
-
-  // Bit s: slot s may mask elements of this row tile.
-  __device__ __forceinline__ uint32_t touched(int tile) const {
-    uint32_t slots = 0;
-#pragma unroll
-    for (int s = 0; s < kMaxSlots; ++s) {
-      if (tile >= touched_[s].begin && tile < touched_[s].end) slots |= 1u << s;
+        slots |= touch_bits(s, extremes_[s].start_max, extremes_[s].end_min, row_begin, row_end);
     }
     return slots;
   }
@@ -105,8 +98,7 @@ class RowRuns {
 
   Run hidden_[kMaxSlots];
   Run touched_[kMaxSlots];
-  int start_max_[kMaxSlots];  // of the slots that touch
-  int end_min_[kMaxSlots];
+  SlotExtremes extremes_[kMaxSlots];  // loaded before any is looked at: one latency
 };
 
 }  // namespace flashmask

@@ -67,10 +67,11 @@ struct BackwardConfig {
     NearTiles near;
     struct {
       int tile;          // the row tile after the next one
-      uint32_t touched;  // the slots that touch it
+      uint32_t touched;  // TileVisit's
       int empty;         // whether some row of it sees no key
     } ahead;
-    int32_t turn;  // what the row tile's counter holds when it is this block's turn to add
+    int first_empty;  // that of the first row tile
+    int32_t turn;     // what the row tile's counter holds when it is this block's turn to add
   };
 };
 
@@ -202,9 +203,14 @@ __global__ void __launch_bounds__(Config::kThreads)
     }
     // One thread walks the row tiles, two steps ahead, so that nobody else spends registers and time on it.
     const int* empty = arguments.rows.empty + int64_t{head_plane} * arguments.rows.tiles;
+    const auto find = [&](int from) {
+      const int tile = smem.runs.next(from), row_begin = tile * kBlockM;
+      smem.ahead.tile = tile;
+      smem.ahead.touched =
+          smem.runs.touched(tile, row_begin, min(static_cast<int>(shape.seqlen_q), row_begin + kBlockM));
+    };
     const auto look_ahead = [&](int from) {
-      smem.ahead.tile = smem.runs.next(from);
-      smem.ahead.touched = smem.runs.touched(smem.ahead.tile);
+      find(from);
       // Asynchronously: the loop's next wait and barrier come before anyone reads it.
       if (smem.ahead.tile < arguments.rows.tiles) {
         cp_async_4(shared_address(&smem.ahead.empty), empty + smem.ahead.tile);
@@ -214,23 +220,26 @@ __global__ void __launch_bounds__(Config::kThreads)
     if (thread == 0) {
       smem.runs.build(arguments.mask, plane, column_tile, static_cast<int>(shape.seqlen_q), kBlockM,
                       arguments.rows.tiles);
-      smem.ahead.tile = smem.runs.next(0);
-      smem.ahead.touched = smem.runs.touched(smem.ahead.tile);
-      smem.ahead.empty = smem.ahead.tile < arguments.rows.tiles ? empty[smem.ahead.tile] : 0;
+      find(0);
     }
     load_slots<kBlockN, kThreads>(smem.slots, plane, arguments.mask, column_begin, thread);
     if (Config::kDeterministic && thread < 32) smem.near.load(arguments.mask, plane, column_tile, thread);
     __syncthreads();
     int row_tile = smem.ahead.tile;
     uint32_t touched = smem.ahead.touched;
-    bool has_empty = smem.ahead.empty != 0;
     __syncthreads();
-    if (thread == 0) look_ahead(row_tile + 1);
     int stage = 0;
     int32_t* turn_to_pass =
         nullptr;  // of the row tile before: passed on once a barrier has followed its additions
-    if (row_tile < arguments.rows.tiles) load_rows(row_tile, 0, thread);
+    if (row_tile < arguments.rows.tiles) {
+      load_rows(row_tile, 0, thread);
+      if (thread == 0) cp_async_4(shared_address(&smem.first_empty), empty + row_tile);
+    }
     cp_async_commit();
+    if (thread == 0) look_ahead(row_tile + 1);
+    cp_async_wait<0>();
+    __syncthreads();  // first_empty has arrived, with the rows
+    bool has_empty = smem.first_empty != 0;
 
     while (row_tile < arguments.rows.tiles) {
       const uint32_t zero = varying_zero(row_tile);
@@ -300,11 +309,14 @@ __global__ void __launch_bounds__(Config::kThreads)
                         shape.seqlen_k, row_begin + lane_row, static_cast<int>(column_begin) + lane_column,
                         row_of, column_of);
         } else {
-          if (columns < kBlockN) touched |= 1;
+          if (columns < kBlockN) touched |= touch_bits_of_any(1);
 #pragma unroll 1
-          for (; touched != 0; touched &= touched - 1) {
-            mask_by_slot(scores, smem.slots[__ffs(static_cast<int>(touched)) - 1], row_begin + lane_row,
-                         lane_column, row_of, column_of);
+          for (uint32_t slots = touched & kSlotBits; slots != 0; slots &= slots - 1) {
+            const int slot = __ffs(static_cast<int>(slots)) - 1;
+            with_ends(touched, slot, [&](auto starts, auto ends) {
+              mask_by_slot<decltype(starts)::value, decltype(ends)::value>(
+                  scores, smem.slots[slot], row_begin + lane_row, lane_column, row_of, column_of);
+            });
           }
         }
 

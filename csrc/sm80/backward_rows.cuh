@@ -53,38 +53,51 @@ struct DqClearing {
   int32_t visited;
 };
 
+// Which row tile a block of the kernels before and after takes: the heads of the same rows come together, as
+// they lie together in memory.
+struct RowTilePlace {
+  int head, tile;
+  int64_t batch, plane, index;  // plane: batch and head; index: all three
+
+  __device__ __forceinline__ RowTilePlace(const Shape& shape, int tiles) {
+    head = static_cast<int>(blockIdx.x % shape.heads_q);
+    const int tile_and_batch = static_cast<int>(blockIdx.x / shape.heads_q);
+    tile = tile_and_batch % tiles;
+    batch = tile_and_batch / tiles;
+    plane = batch * shape.heads_q + head;
+    index = plane * tiles + tile;
+  }
+};
+
 // delta, the scaled lse and what rows are empty; a lane takes 16 bytes of a row of O and dO. Grid: tiles * Hq
 // * B blocks of 128 threads, each a row tile.
 template <class Config>
 __global__ void backward_before_kernel(const __grid_constant__ BackwardParams params, RowStatistics rows,
                                        DqClearing clearing) {
   using Element = typename Config::Element;
+  const Shape& shape = params.shape;
+  const RowTilePlace place(shape, rows.tiles);
   if (clearing.dq != nullptr && (clearing.wanted == nullptr || *clearing.wanted)) {
     constexpr int kChunks = Config::kBlockM * Config::kHeadDim / 4;
-    auto* chunks = reinterpret_cast<float4*>(clearing.dq) + int64_t{blockIdx.x} * kChunks;
+    auto* chunks = reinterpret_cast<float4*>(clearing.dq) + place.index * kChunks;
     for (int i = threadIdx.x; i < kChunks; i += blockDim.x) chunks[i] = make_float4(0.f, 0.f, 0.f, 0.f);
-    if (clearing.visits != nullptr && threadIdx.x == 0) clearing.visits[blockIdx.x] = clearing.visited;
+    if (clearing.visits != nullptr && threadIdx.x == 0) clearing.visits[place.index] = clearing.visited;
   }
   constexpr int kLanes = Config::kHeadDimV <= 32    ? 4
                          : Config::kHeadDimV <= 64  ? 8
                          : Config::kHeadDimV <= 128 ? 16
                                                     : 32;
   static_assert(8 * kLanes >= Config::kHeadDimV, "the lanes of a row cover it");
-  const Shape& shape = params.shape;
-  const int tile = blockIdx.x % rows.tiles;
-  const int64_t plane = blockIdx.x / rows.tiles;
-  const int head = static_cast<int>(plane % shape.heads_q);
-  const int64_t batch = plane / shape.heads_q;
   const int chunk = threadIdx.x % kLanes;
-  const auto* o = static_cast<const Element*>(params.o.data) + batch * params.o.stride_batch +
-                  head * params.o.stride_head + chunk * 8;
-  const auto* dout = static_cast<const Element*>(params.dout.data) + batch * params.dout.stride_batch +
-                     head * params.dout.stride_head + chunk * 8;
-  const auto* lse = static_cast<const float*>(params.lse) + plane * shape.seqlen_q;
-  const auto* dlse = static_cast<const float*>(params.dlse) + plane * shape.seqlen_q;
+  const auto* o = static_cast<const Element*>(params.o.data) + place.batch * params.o.stride_batch +
+                  place.head * params.o.stride_head + chunk * 8;
+  const auto* dout = static_cast<const Element*>(params.dout.data) + place.batch * params.dout.stride_batch +
+                     place.head * params.dout.stride_head + chunk * 8;
+  const auto* lse = static_cast<const float*>(params.lse) + place.plane * shape.seqlen_q;
+  const auto* dlse = static_cast<const float*>(params.dlse) + place.plane * shape.seqlen_q;
   bool empty = false;
   for (int r = threadIdx.x / kLanes; r < Config::kBlockM; r += blockDim.x / kLanes) {
-    const int64_t row = int64_t{tile} * Config::kBlockM + r;
+    const int64_t row = int64_t{place.tile} * Config::kBlockM + r;
     const bool in_range = row < shape.seqlen_q;
     // With the rows, or its latency would come after theirs.
     const float given_lse = in_range ? lse[row] : -INFINITY;
@@ -107,12 +120,12 @@ __global__ void backward_before_kernel(const __grid_constant__ BackwardParams pa
     } else if (in_range) {
       empty = true;
     }
-    const int64_t out = (plane * rows.tiles + tile) * Config::kBlockM + r;
+    const int64_t out = place.index * Config::kBlockM + r;
     rows.lse[out] = row_lse;
     rows.delta[out] = row_lse == INFINITY ? 0.f : sum;
   }
   const int any_empty = __syncthreads_or(empty);
-  if (threadIdx.x == 0) rows.empty[blockIdx.x] = any_empty;
+  if (threadIdx.x == 0) rows.empty[place.index] = any_empty;
 }
 
 // dq = softmax_scale * workspace, and 0 for rows that see no key, whatever was added. Grid: tiles * Hq * B
@@ -125,15 +138,14 @@ __global__ void backward_after_kernel(const __grid_constant__ BackwardParams par
   using Tile = typename Config::QTile;
   extern __shared__ __align__(1024) char smem[];
   const Shape& shape = params.shape;
-  const int tile = blockIdx.x % tiles;
-  const int64_t plane = blockIdx.x / tiles;
+  const RowTilePlace place(shape, tiles);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
   const float scale = static_cast<float>(params.softmax_scale);
-  const float* source = workspace + int64_t{blockIdx.x} * Workspace::kTileFloats;
-  const bool visited = visits == nullptr || visits[blockIdx.x] != 0;
+  const float* source = workspace + place.index * Workspace::kTileFloats;
+  const bool visited = visits == nullptr || visits[place.index] != 0;
 #pragma unroll
   for (int m = 0; m < Workspace::kM; ++m) {
-    const float* row_lse = lse + int64_t{blockIdx.x} * Config::kBlockM + Workspace::row(warp, m, lane);
+    const float* row_lse = lse + place.index * Config::kBlockM + Workspace::row(warp, m, lane);
     const bool empty[2] = {row_lse[0] == INFINITY, row_lse[8] == INFINITY};
 #pragma unroll
     for (int n = 0; n < Workspace::kN8; ++n) {
@@ -149,10 +161,10 @@ __global__ void backward_after_kernel(const __grid_constant__ BackwardParams par
     }
   }
   __syncthreads();
-  const int64_t first = int64_t{tile} * Config::kBlockM;
+  const int64_t first = int64_t{place.tile} * Config::kBlockM;
   const Tensor& dq = params.dq;
-  Element* out = static_cast<Element*>(dq.data) + plane / shape.heads_q * dq.stride_batch +
-                 first * dq.stride_seq + plane % shape.heads_q * dq.stride_head;
+  Element* out = static_cast<Element*>(dq.data) + place.batch * dq.stride_batch + first * dq.stride_seq +
+                 place.head * dq.stride_head;
   store_tile<Tile, Config::kThreads>(smem, out, dq.stride_seq,
                                      static_cast<int>(min(int64_t{Config::kBlockM}, shape.seqlen_q - first)),
                                      shape.head_dim, threadIdx.x);
