@@ -159,10 +159,10 @@ def sparsity_rows(noise: float) -> list[dict[str, str]]:
     rng = np.random.default_rng(0)
     rows = []
     for kind in paper_data.SPARSITY_SETTINGS:
-        for rho in np.linspace(0.52, 0.92, 9):
+        for number, rho in enumerate(np.linspace(0.52, 0.92, 9)):
             milliseconds = 2 + 10 * (1 - rho) + noise * rng.standard_normal()
             row = {"mask": kind, "seqlen": "32768", "heads": "32", "head_dim": "128", "checked": ""}
-            row["per_bucket"] = "all"
+            row |= {"per_bucket": "1", "repetitions": "5", "sample": str(number)}
             rows.append(PROVENANCE | row | {"rho": str(rho), "milliseconds": str(milliseconds)})
     return rows
 
@@ -176,6 +176,11 @@ def test_latency_is_fitted_by_a_line(tmp_path: Path) -> None:
     assert bent.worst == pytest.approx(2 / 13)
     assert sparsity.render(sparsity_rows(0.0)).count("| met |") == 3
     assert sparsity.render(sparsity_rows(1.0)).count("| NOT met |") == 3
+    few = [row | {"per_bucket": "all"} for row in sparsity_rows(0.0)]  # of 182, 175 and 374
+    assert sparsity.render(few).count("| samples missing |") == 3
+    assert "NOT fitted, for fewer than three samples: share_question" in sparsity.render(
+        [row for row in few if row["mask"] != "share_question"]
+    )
     pytest.importorskip("matplotlib")
     sparsity.draw(sparsity_rows(0.1), tmp_path / "x.png")
     assert (tmp_path / "x.png").exists()
@@ -185,8 +190,9 @@ def test_a_line_is_of_the_newest_setting_alone(tmp_path: Path, monkeypatch: pyte
     newest = [row | {"started": "2026-03", "per_bucket": "4"} for row in sparsity_rows(0.0)]
     others = sparsity_rows(1.0)
     others += [row | {"started": "2026-02", "per_bucket": "4", "heads": "2"} for row in sparsity_rows(1.0)]
-    wrong = others[0] | {"milliseconds": "", "checked": "wrong: o is not finite"}
-    text = sparsity.render([wrong, *others, *newest])
+    failed = others[0] | {"milliseconds": "", "checked": "failed: o is not finite"}
+    again = [row | {"started": "2026-01", "per_bucket": "4"} for row in sparsity_rows(1.0)]  # same samples
+    text = sparsity.render([failed, *others, *newest, *again])
     assert text == sparsity.render(newest)
     assert text.count("| 9 |") == text.count("| met |") == 3
     pyplot = pytest.importorskip("matplotlib.pyplot")
@@ -198,14 +204,35 @@ def test_a_line_is_of_the_newest_setting_alone(tmp_path: Path, monkeypatch: pyte
 
 def test_samples_with_wrong_results_are_named_and_not_fitted(tmp_path: Path) -> None:
     rows = sparsity_rows(0.0)
-    rows[0] |= {"milliseconds": "", "checked": "wrong: o is not finite"}
+    rows[0] |= {"milliseconds": "", "checked": "failed: o is not finite"}
     text = sparsity.render(rows)
-    assert "NOT timed, causal_document, rho 0.520: wrong: o is not finite" in text
+    assert "NOT timed, causal_document, rho 0.520: failed: o is not finite" in text
     samples = "| causal_document | 8 | 182 | 0.57 to 0.92 | 0.50 to 0.55, 0.95 to 1.00 |"
     assert f"{samples} 2.00 + 10.00 (1 - rho) | 1.00000 | 0.00 % | 0 | met |" in text
     pytest.importorskip("matplotlib")
     sparsity.draw(rows, tmp_path / "x.png")
     sparsity.draw(rows[:1], tmp_path / "x.png")
+
+
+@pytest.mark.parametrize("fault", ["another head is not finite", "a row is zero", "all is 1.5 % too large"])
+def test_what_norms_alone_would_not_show_is_refused(fault: str) -> None:
+    torch = pytest.importorskip("torch")
+    import experiment
+    import measure
+
+    sample = paper_data.Sample("causal_document", ((300, ()), (212, ())))
+    tensors = [torch.randn(1, 512, 2, 16, generator=torch.Generator().manual_seed(i)) for i in range(4)]
+    heads = [measure.reference_head(*(x[0, :, h] for x in tensors), sample.mask)["o"] for h in range(2)]
+    out = torch.stack(heads, 1)[None]
+    experiment.compare({"o": out}, tensors, sample)
+    if fault == "another head is not finite":
+        out[0, 5, 0, 0] = torch.nan
+    elif fault == "a row is zero":
+        out[0, 500, 1] = 0.0
+    else:
+        out *= 1.015
+    with pytest.raises(measure.WrongResultError):
+        experiment.compare({"o": out}, tensors, sample)
 
 
 @pytest.mark.parametrize("part", memory.PARTS)
@@ -253,7 +280,7 @@ def test_memory_is_written_down(tmp_path: Path) -> None:
 def step_row(
     method: str, seconds: float, weight: int, number: int = 0, note: str = "", **others: str
 ) -> dict[str, str]:
-    row = {"task": "sft", "seqlen": "4096", "layers": "2", "method": method, "weight": str(weight)}
+    row = {"task": "sft", "seqlen": "4096", "layers": "2", "method": method, "weight": str(60 * weight)}
     row |= {"status": "failed" if note else "ok", "note": note, "bins": "2", "bin": str(number)}
     return PROVENANCE | row | {"seconds": str(seconds), "peak_bytes": str(2**31)} | others
 
@@ -263,8 +290,10 @@ def test_tokens_per_second_weigh_samples_as_their_bins(tmp_path: Path) -> None:
     rows += [step_row("dense", 1.0, 3), step_row("dense", 0.0, 1, 1, "out of memory")]
     assert end_to_end.rates(rows, "sft", 2, "ours") == {4096: (4096 * 4 / 8, 2.0)}
     assert end_to_end.rates(rows, "sft", 2, "dense") == {}
+    assert end_to_end.rates(rows[:1], "sft", 2, "ours") == {}  # a bin is missing
+    assert "| 4K | 1 steps of 2 bins |" in end_to_end.render(rows[:1])
     text = end_to_end.render(rows)
-    assert "| 4K | 2,048 | 2.0 | 1,024 (2.00) | 2.0 | out of memory |  |  |  |" in text
+    assert "| 4K | 2,048 | 2.0 | 1,024 (2.00) | 2.0 | out of memory |  | not run |  |" in text
     pytest.importorskip("matplotlib")
     end_to_end.draw(rows, tmp_path / "x.png")
     assert (tmp_path / "x.png").exists()

@@ -140,7 +140,7 @@ PEER_MASKS = {
 
 
 def batched(kernels: str) -> str:
-    """Name of our kernels on a batch of documents instead of packed ones, without a mask."""
+    """Name of our kernels on a batch of documents instead of packed ones, with idle indices."""
     return f"{kernels} batched"
 
 

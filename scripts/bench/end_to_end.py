@@ -34,7 +34,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import provenance
-from paper_data import TASKS, Sample, binned, make_rule, token_arrays, training_samples
+from paper_data import TASKS, TRAINING_SAMPLES, Sample, binned, make_rule, token_arrays, training_samples
 from prepare import add_prepare_argument, compile_apart, share_compiled
 from provenance import Log, describe
 from results import length_name, markdown_table
@@ -292,7 +292,8 @@ def _measure(
 ) -> None:
     """Check, warm up and time one method; what is raised ends it with a row."""
     import torch
-    from experiment import check, failure_reason
+    from experiment import VANILLA_TOLERANCE, check, failure_reason
+    from measure import NORM_TOLERANCE
 
     number, sample, weight = samples[0]
     where = f"{key['task']} {length_name(key['seqlen'])} {key['method']}"
@@ -301,6 +302,7 @@ def _measure(
             methods.make(key["method"], sample),
             sample,
             device.attention_tensors(key["seqlen"], shape.heads, shape.head_dim),
+            VANILLA_TOLERANCE if key["method"] == "vanilla" else NORM_TOLERANCE,
         )
         trainer = Trainer(device, shape, key["layers"], key["seqlen"], lora=key["task"] == "lora")
         trainer.step(methods, key["method"], sample)
@@ -311,11 +313,11 @@ def _measure(
             log.add({**key, **values, "seconds": milliseconds / 1e3, "peak_bytes": peak})
             print(f"{where}, rho {sample.rho:.2f}: {milliseconds:.0f} ms, {peak / 2**30:.1f} GiB", flush=True)
     except Exception as failure:
-        if device.name != "cpu":
-            torch.cuda.synchronize()  # raises where the device itself is lost: the run ends
         values = {"bin": number, "rho": sample.rho, "weight": weight, "status": "failed"}
         log.add({**key, **values, "note": failure_reason(failure)})
         print(f"{where}: {failure_reason(failure)}", flush=True)
+        if device.name != "cpu":
+            torch.cuda.synchronize()  # raises where the device itself is lost: the run ends
 
 
 def current(rows: Rows) -> list[Mapping[str, str]]:
@@ -331,13 +333,16 @@ def current(rows: Rows) -> list[Mapping[str, str]]:
 
 
 def rates(rows: Rows, task: str, layers: int, method: str) -> dict[int, tuple[float, float]]:
-    """Return tokens/s, samples weighted as their bins, and the highest peak in GiB, by length."""
+    """Return tokens/s, samples weighted as their bins, and the highest peak in GiB, by length.
+
+    Lengths some of whose bins failed or are missing are left out: others' times are of all samples.
+    """
     found: dict[int, tuple[float, float]] = {}
     rows = [r for r in current(rows) if (r["task"], int(r["layers"]), r["method"]) == (task, layers, method)]
     for seqlen in sorted({int(row["seqlen"]) for row in rows}):
         ours = [row for row in rows if int(row["seqlen"]) == seqlen]
-        if all(row["status"] == "ok" for row in ours):
-            weights = [int(row["weight"]) for row in ours]
+        weights = [int(row["weight"]) for row in ours]
+        if sum(weights) == TRAINING_SAMPLES and all(row["status"] == "ok" for row in ours):
             seconds = sum(w * float(row["seconds"]) for w, row in zip(weights, ours, strict=True))
             peak = max(int(row["peak_bytes"]) for row in ours)
             found[seqlen] = (seqlen * sum(weights) / seconds, peak / 2**30)
@@ -376,7 +381,9 @@ def _task_table(rows: Rows, task: str, layers: int) -> str:
             found = by_method[method].get(seqlen)
             failed = [r for r in rows if (r["method"], int(r["seqlen"])) == (method, seqlen) and r["note"]]
             if found is None:
-                cells += [failed[0]["note"][:40] if failed else "", ""]
+                here = [r for r in rows if (r["method"], int(r["seqlen"])) == (method, seqlen)]
+                ran = f"{len(here)} steps of {here[0]['bins']} bins" if here else "not run"
+                cells += [failed[0]["note"][:40] if failed else ran, ""]
                 continue
             gain = f" ({own[0] / found[0]:.2f})" if own and method != "ours" else ""
             cells += [f"{found[0]:,.0f}{gain}", f"{found[1]:.1f}"]

@@ -97,9 +97,9 @@ class Experiment:
             for quantity, (value, unit) in act().items():
                 self.log.add({**key, "quantity": quantity, "value": value, "unit": unit, "status": "ok"})
         except Exception as failure:
+            self.log.add({**key, "status": "failed", "note": failure_reason(failure)})
             if self.device.name != "cpu":
                 torch.cuda.synchronize()  # raises where the device itself is lost: the run ends
-            self.log.add({**key, "status": "failed", "note": failure_reason(failure)})
         row = self.log.rows[-1]
         found = (row[column] for column in ("quantity", "value", "unit", "note"))
         print(part, name, length_name(seqlen), *found, flush=True)

@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from functools import cached_property, lru_cache
-from itertools import chain
 from typing import Any
 
 import numpy as np
@@ -239,11 +238,12 @@ def binned(samples: list[Sample], bins: int = TRAINING_BINS) -> list[tuple[Sampl
 def token_arrays(sample: Sample) -> dict[str, np.ndarray]:
     """Per token: the number of its document, and of its answer (0 in the question), int32 ``[S]``."""
     documents = [(question, *answers) for question, answers in sample.documents]
-    answers = chain.from_iterable(np.repeat(np.arange(len(parts)), parts) for parts in documents)
-    lengths = [sum(parts) for parts in documents]
+    parts = [size for sizes in documents for size in sizes]
+    numbers = np.concatenate([np.arange(len(sizes), dtype=np.int32) for sizes in documents])
+    lengths = [sum(sizes) for sizes in documents]
     return {
-        "document": np.repeat(np.arange(len(lengths)), lengths).astype(np.int32),
-        "answer": np.fromiter(answers, np.int32, sum(lengths)),
+        "document": np.repeat(np.arange(len(lengths), dtype=np.int32), lengths),
+        "answer": np.repeat(numbers, parts),
     }
 
 

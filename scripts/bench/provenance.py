@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import csv
 import datetime
+import importlib.metadata
 import importlib.util
 import os
 import shlex
@@ -40,6 +41,23 @@ def recorded_command(script: str, parser: argparse.ArgumentParser, arguments: ar
             values = [] if isinstance(value, bool) else value if isinstance(value, list) else [value]
             command += [f"--{'no-' if value is False else ''}{name.replace('_', '-')}", *map(str, values)]
     return shlex.join(command)
+
+
+def versions() -> str:
+    """Return torch's version and those of what it runs and is compared with, of what is installed."""
+    import torch
+
+    packages = ("numpy", "triton", "nvidia-cudnn-cu13", "flash-attn-4", "flashinfer-python")
+    found = {name: importlib.metadata.version(name) for name in packages if _is_installed(name)}
+    return f"{torch.__version__} ({', '.join(f'{name} {version}' for name, version in found.items())})"
+
+
+def _is_installed(name: str) -> bool:
+    try:
+        importlib.metadata.version(name)
+    except importlib.metadata.PackageNotFoundError:
+        return False
+    return True
 
 
 def make_run(kernels: str, card: str, driver: str, torch: str, command: str, commit: str | None) -> Run:
@@ -166,7 +184,10 @@ def report(
     """Write the rows of the newest card and sources to the document and the figure; print them."""
     if arguments.no_report:
         return
-    rows = newest_of(Log(arguments.csv, columns).rows)
+    every = Log(arguments.csv, columns).rows
+    rows = newest_of(every)
+    if len(rows) < len(every):
+        print(f"{len(every) - len(rows)} rows of other cards or sources than the newest one's are left out")
     if not rows:
         print(f"{arguments.csv}: nothing was measured")
         return

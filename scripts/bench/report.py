@@ -101,7 +101,7 @@ def _deterministic_bar(results: Results) -> Bar:
 
 
 def _search_bars(results: Results, limit: float) -> Iterator[Bar]:
-    """The same tiles, once to be found among 1,040 x 1,040, once as a batch without a mask."""
+    """The same tiles, once to be found among 1,040 x 1,040, once as a batch with idle indices."""
     for head_dim in HEAD_DIMS:
         case = search_case(head_dim)
         for direction in DIRECTIONS:

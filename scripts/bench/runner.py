@@ -26,7 +26,7 @@ from cells import (
 from implementations import PEERS, Data, Job, batched_job, idle_indices_job, own_job
 from kernel_calls import CudaLibrary
 from measure import Clock, Reference, card_and_driver, check, reference_heads
-from provenance import make_run
+from provenance import make_run, versions
 
 from paddle_flashmask.masks import ColumnMask
 
@@ -49,7 +49,7 @@ class Bench:
         self.binary = CudaLibrary(arguments.binary, arguments.kernels)
         self.clock = Clock()
         card, driver = card_and_driver()
-        self.run = make_run(arguments.kernels, card, driver, torch.__version__, command, arguments.commit)
+        self.run = make_run(arguments.kernels, card, driver, versions(), command, arguments.commit)
         self.peers = []
         for name in arguments.peers:
             missing = PEERS[name].missing()

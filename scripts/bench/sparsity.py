@@ -35,10 +35,16 @@ from paper_data import BUCKET, SPARSITY_SETTINGS, Sample, sparsity_samples
 from provenance import Log, describe
 from results import markdown_table
 
-SETTING = ["per_bucket", "seqlen", "heads", "head_dim"]  # a line is of one: samples or times differ else
+SETTING = [
+    "per_bucket",
+    "repetitions",
+    "seqlen",
+    "heads",
+    "head_dim",
+]  # a line is of one: samples or times differ else
 COLUMNS = ["mask", *SETTING, "sample", "rho", "checked", "milliseconds"]
 LINEAR_BAR = 0.99
-WRONG = "wrong"  # of a sample whose results were, and that was not timed
+FAILED = "failed"  # of a sample that was wrong, or raised something else, and was not timed
 COLORS = {"causal_document": "#b5273d", "share_question": "#5b8db8", "document": "#e0a458"}
 
 
@@ -79,6 +85,7 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     parser.add_argument("--heads", type=int, default=32)
     parser.add_argument("--head-dim", type=int, default=128)
     parser.add_argument("--repetitions", type=int, default=5, help="after one warm-up; the median counts")
+    parser.add_argument("--retry", action="store_true", help="what failed in an earlier call too")
     return provenance.parse(parser, "sparsity.py")
 
 
@@ -87,14 +94,15 @@ def run(arguments: argparse.Namespace, command: str) -> None:
     drawn = draw_samples(arguments.masks, arguments.seqlen, arguments.per_bucket)
 
     import measure
-    from experiment import Device
+    import torch
+    from experiment import Device, failure_reason
     from torch_attention import Attention
 
     device = Device(arguments, command)
     log = Log(arguments.csv, COLUMNS, device.run)
     shape = {"seqlen": arguments.seqlen, "heads": arguments.heads, "head_dim": arguments.head_dim}
     q, k, v, dout = (device.random(1, *shape.values(), seed=seed) for seed in range(4))
-    setting = {"per_bucket": arguments.per_bucket or "all", **shape}
+    setting = {"per_bucket": arguments.per_bucket or "all", "repetitions": arguments.repetitions, **shape}
     samples: list[tuple[int, Sample, bool]] = []
     for of_kind in drawn:
         seen: set[int] = set()
@@ -103,28 +111,35 @@ def run(arguments: argparse.Namespace, command: str) -> None:
             samples.append((number, sample, bucket not in seen))
             seen.add(bucket)
     random.Random(0).shuffle(samples)
-    for count, (number, sample, to_check) in enumerate(samples):
-        key = {"mask": sample.kind, "sample": number, "rho": sample.rho, **setting}
-        if log.newest(**key):
-            continue
+
+    def measure_sample(sample: Sample, to_check: bool) -> float:
         attention = Attention(device.binary, sample.mask, device.name)
         out, lse = attention.forward(q, k, v)
         saved = (q, k, v, out, lse)
         if to_check:
             gradients = dict(zip(("dq", "dk", "dv"), attention.backward(saved, dout), strict=True))
             reference = measure.reference_heads([q, k, v, dout], sample.mask)
-            try:
-                measure.check({"o": out, "lse": lse, **gradients}, reference)
-            except measure.WrongResultError as error:
-                log.add({**key, "checked": f"{WRONG}: {error}"})
-                print(f"{sample.kind} rho {sample.rho:.3f} {WRONG}: {error}", flush=True)
-                continue
+            measure.check({"o": out, "lse": lse, **gradients}, reference)
 
-        def both(attention: Attention = attention, saved: tuple = saved) -> None:
+        def both() -> None:
             attention.forward(q, k, v)
             attention.backward(saved, dout)
 
-        total = statistics.median(device.time(both, arguments.repetitions))
+        return statistics.median(device.time(both, arguments.repetitions))
+
+    for count, (number, sample, to_check) in enumerate(samples):
+        key = {"mask": sample.kind, "sample": number, "rho": sample.rho, **setting}
+        newest = log.newest(**key)
+        if newest and not (arguments.retry and newest["checked"].startswith(FAILED)):
+            continue
+        try:
+            total = measure_sample(sample, to_check)
+        except Exception as failure:
+            log.add({**key, "checked": f"{FAILED}: {failure_reason(failure)}"})
+            print(f"{sample.kind} rho {sample.rho:.3f} {FAILED}: {failure_reason(failure)}", flush=True)
+            if device.name != "cpu":
+                torch.cuda.synchronize()  # raises where the device itself is lost: the run ends
+            continue
         log.add({**key, "checked": "yes" if to_check else "", "milliseconds": total})
         if count % 20 == 0:
             print(
@@ -195,9 +210,13 @@ Rows = Sequence[Mapping[str, str]]
 
 
 def of_newest_setting(rows: Rows) -> list[Mapping[str, str]]:
-    """Return the rows measured as the newest one was."""
+    """Return the rows measured as the newest one was, of each sample the newest."""
     newest = max(rows, key=lambda row: row["started"])
-    return [row for row in rows if all(row[name] == newest[name] for name in SETTING)]
+    found = {}
+    for row in sorted(rows, key=lambda row: row["started"]):  # stable: of one run, the last
+        if all(row[name] == newest[name] for name in SETTING):
+            found[row["mask"], row["sample"]] = row
+    return [*found.values()]
 
 
 def render(rows: Rows) -> str:
@@ -217,7 +236,9 @@ def render(rows: Rows) -> str:
             f"{line.r_squared:.5f}",
         ]
         cells += [f"{100 * line.worst:.2f} %", str(checked)]
-        table.append([*cells, "met" if line.r_squared > LINEAR_BAR else "NOT met"])
+        few = rows[0]["per_bucket"] == "all" and len(of_kind) < SPARSITY_SETTINGS[kind].samples
+        verdict = "NOT met" if line.r_squared <= LINEAR_BAR else "samples missing" if few else "met"
+        table.append([*cells, verdict])
     header = [
         "mask",
         "samples",
@@ -240,8 +261,10 @@ def render(rows: Rows) -> str:
     )
     table_text = markdown_table([*header, f"R² > {LINEAR_BAR}"], table)
     parts = ["# Latency against sparsity", text, describe(rows), table_text]
-    wrong = [row for row in rows if row["checked"].startswith(WRONG)]
-    parts += [f"NOT timed, {row['mask']}, rho {float(row['rho']):.3f}: {row['checked']}" for row in wrong]
+    failed = [row for row in rows if row["checked"].startswith(FAILED)]
+    parts += [f"NOT timed, {row['mask']}, rho {float(row['rho']):.3f}: {row['checked']}" for row in failed]
+    absent = ", ".join(kind for kind in SPARSITY_SETTINGS if kind not in by_mask(rows))
+    parts += [f"NOT fitted, for fewer than three samples: {absent}"] if absent else []
     return "\n\n".join(parts) + "\n"
 
 
@@ -249,7 +272,7 @@ def by_mask(rows: Rows) -> dict[str, list[Mapping[str, str]]]:
     """Return the timed rows of each mask that has at least three."""
     found: dict[str, list[Mapping[str, str]]] = {}
     for row in rows:
-        if row["checked"].startswith(WRONG):
+        if row["checked"].startswith(FAILED):
             continue
         found.setdefault(row["mask"], []).append(row)
     return {kind: found[kind] for kind in SPARSITY_SETTINGS if len(found.get(kind, [])) > 2}
