@@ -144,7 +144,7 @@ def _deterministic_bar(results: Results) -> Bar:
     case = paper_case("causal", LENGTHS[0], 128)
     ratio = results.ratio(case, "backward", results.kernels, ours=deterministic(results.kernels))
     what = _what(case, "backward", "deterministic relative to free")
-    return at_least(what, DETERMINISTIC_MUST, ratio, aim=f"{DETERMINISTIC_AIM:g}")
+    return at_least(what, DETERMINISTIC_MUST, ratio, aim=_aim(DETERMINISTIC_AIM, ratio))
 
 
 def best_ratio(results: Results, case: Case, direction: str, names: Sequence[str]) -> float | None:

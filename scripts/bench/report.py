@@ -116,19 +116,25 @@ def _search_bars(results: Results, limit: float) -> Iterator[Bar]:
 
 
 def _masking_bars(results: Results) -> Iterator[Bar]:
-    """Random eviction against causality through the same kernels: the same tiles, partial or not."""
+    """Random eviction against causality: the same tiles, partial or not.
+
+    Causality once with idle indices, which is through the same kernels, and once without any, for which
+    others may be faster. Neither may be beaten by more than the bar.
+    """
     for head_dim in HEAD_DIMS:
         partial, other = masking_cases(head_dim)
         for direction in DIRECTIONS:
             what = f"a partial tile (random eviction), D={head_dim}, {direction}: time, relative to another"
-            found = results.find(
-                (partial, direction, results.kernels), (other, direction, idle_indices(results.kernels))
+            costs = []
+            for name in (idle_indices(results.kernels), results.kernels):
+                found = results.find((partial, direction, results.kernels), (other, direction, name))
+                costs += [found[0].milliseconds / found[1].milliseconds] if found else []
+            complete = len(costs) == 2
+            aim = f"<= {MASKING_AIM:g}: {'yes' if max(costs) <= MASKING_AIM else 'no'}" if complete else ""
+            measured = f"{costs[0]:.3f}, {costs[1]:.3f} of one without indices" if complete else ""
+            yield Bar(
+                what, f"<= {MASKING_BAR:g}", measured, max(costs) <= MASKING_BAR if complete else None, aim
             )
-            cost = found[0].milliseconds / found[1].milliseconds if found else None
-            aim = "" if cost is None else f"<= {MASKING_AIM:g}: {'yes' if cost <= MASKING_AIM else 'no'}"
-            measured = "" if cost is None else f"{cost:.3f}"
-            met = None if cost is None else cost <= MASKING_BAR
-            yield Bar(what, f"<= {MASKING_BAR:g}", measured, met, aim)
 
 
 def _memory_bars(results: Results) -> Iterator[Bar]:
