@@ -2,7 +2,7 @@
 
 A case is one mask at one shape. Its forward and backward passes are timed apart, each with all
 implementations in turns; what one implementation took is a row. Rows of one run (process), case and direction
-were timed in turns, so only they are divided by each other.
+were timed in turns and are divided by each other; one mask by another only where both are of one run.
 """
 
 from __future__ import annotations

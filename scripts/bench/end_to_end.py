@@ -379,11 +379,10 @@ def _task_table(rows: Rows, task: str, layers: int) -> str:
         own = by_method["ours"].get(seqlen)
         for method in METHODS:
             found = by_method[method].get(seqlen)
-            failed = [r for r in rows if (r["method"], int(r["seqlen"])) == (method, seqlen) and r["note"]]
             if found is None:
                 here = [r for r in rows if (r["method"], int(r["seqlen"])) == (method, seqlen)]
                 ran = f"{len(here)} steps of {here[0]['bins']} bins" if here else "not run"
-                cells += [failed[0]["note"][:40] if failed else ran, ""]
+                cells += [next((r["note"][:40] for r in here if r["note"]), ran), ""]
                 continue
             gain = f" ({own[0] / found[0]:.2f})" if own and method != "ours" else ""
             cells += [f"{found[0]:,.0f}{gain}", f"{found[1]:.1f}"]

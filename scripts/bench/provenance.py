@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import csv
 import datetime
 import importlib.metadata
@@ -47,17 +48,11 @@ def versions() -> str:
     """Return torch's version and those of what it runs and is compared with, of what is installed."""
     import torch
 
-    packages = ("numpy", "triton", "nvidia-cudnn-cu13", "flash-attn-4", "flashinfer-python")
-    found = {name: importlib.metadata.version(name) for name in packages if _is_installed(name)}
-    return f"{torch.__version__} ({', '.join(f'{name} {version}' for name, version in found.items())})"
-
-
-def _is_installed(name: str) -> bool:
-    try:
-        importlib.metadata.version(name)
-    except importlib.metadata.PackageNotFoundError:
-        return False
-    return True
+    found = []
+    for name in ("numpy", "triton", "nvidia-cudnn-cu13", "flash-attn-4", "flashinfer-python"):
+        with contextlib.suppress(importlib.metadata.PackageNotFoundError):
+            found.append(f"{name} {importlib.metadata.version(name)}")
+    return f"{torch.__version__} ({', '.join(found)})"
 
 
 def make_run(kernels: str, card: str, driver: str, torch: str, command: str, commit: str | None) -> Run:

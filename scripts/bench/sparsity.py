@@ -222,8 +222,9 @@ def of_newest_setting(rows: Rows) -> list[Mapping[str, str]]:
 def render(rows: Rows) -> str:
     """Return the newest setting's lines as a Markdown document."""
     rows = of_newest_setting(rows)
+    timed = by_mask(rows)
     table = []
-    for kind, of_kind in by_mask(rows).items():
+    for kind, of_kind in timed.items():
         rhos = [float(row["rho"]) for row in of_kind]
         line = fit(rhos, [float(row["milliseconds"]) for row in of_kind])
         checked = sum(row["checked"] == "yes" for row in of_kind)
@@ -263,7 +264,7 @@ def render(rows: Rows) -> str:
     parts = ["# Latency against sparsity", text, describe(rows), table_text]
     failed = [row for row in rows if row["checked"].startswith(FAILED)]
     parts += [f"NOT timed, {row['mask']}, rho {float(row['rho']):.3f}: {row['checked']}" for row in failed]
-    absent = ", ".join(kind for kind in SPARSITY_SETTINGS if kind not in by_mask(rows))
+    absent = ", ".join(kind for kind in SPARSITY_SETTINGS if kind not in timed)
     parts += [f"NOT fitted, for fewer than three samples: {absent}"] if absent else []
     return "\n\n".join(parts) + "\n"
 
