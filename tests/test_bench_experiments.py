@@ -267,11 +267,24 @@ def test_memory_is_written_down(tmp_path: Path) -> None:
         memory_row("layer", "ours", 4096, "peak of a layer", 2**30),
     ]
     text = memory.render(rows)
-    assert "| 4K | 0.0156 | nan | nan | nan | 16 | 32 | 1 |" in text
+    assert "| 4K | 0.0156 |  |  |  | 16 | 32 | 1 |" in text
     assert "| 4K | 32 | out of memory |  |" in text
     assert "| 4K | 1.50 | out of memory |  |" in text
     assert "| 4K | 0.25 |  |" in text
     assert "| 4K | 8.00 | 1.00 |  |  | 1.00 | 10.00 |" in text
+    assert "nan" not in text
+    assert "- peak, dense: 8K, 16K, 32K, 64K, 128K, 256K, 1M\n- peak, flex: 4K, 8K," in text
+    assert "- layer, ours: 8K, 16K, 32K, 64K, 128K, 256K\n" in text + "\n"
+    every = [
+        memory_row(part, name, n, "", 0, "no room")
+        for part in memory.PARTS
+        for n in memory.LENGTHS
+        for name in memory.NAMES_OF[part]
+    ]
+    text = memory.render(every)
+    assert "Not run" not in text
+    assert "| 4K | no room | no room | no room | no room | 16 | 32 | no room |" in text
+    assert "| 4K |  |  | no room |  | no room |  |" in text
     pytest.importorskip("matplotlib")
     memory.draw(rows, tmp_path / "x.png")
     assert (tmp_path / "x.png").exists()

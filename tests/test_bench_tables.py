@@ -21,7 +21,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts" / "bench"
 import cells
 import flex_masks
 import report
-from cells import Case, Row, Run, paper_case
+from cells import DIRECTIONS, HEAD_DIMS, LENGTHS, PEER_MASKS, TWELVE, Case, Row, Run, paper_case
 from paper_data import PUBLISHED
 from turns import balanced_orders, balanced_rounds, orders_of
 
@@ -192,6 +192,25 @@ def test_document_shows_peers_and_failures() -> None:
     assert f"## {CARD}" in text
     assert RUN.command in text
     assert report.render([], "sm80").startswith("# sm80 kernels")
+
+
+def test_document_says_what_was_not_run() -> None:
+    rows = [
+        make_row(paper_case(mask, seqlen, head_dim), name, 1.0, direction=direction)
+        for mask in TWELVE
+        for seqlen in LENGTHS
+        for head_dim in HEAD_DIMS
+        for direction in DIRECTIONS
+        for name in ("sm80", "fa2")
+        if mask in PEER_MASKS.get(name, TWELVE)
+    ]
+    assert report.render(rows, "sm80").count("- ours:") == 0
+    text = report.render(rows[1:], "sm80").partition("## Not run\n\n")[2]
+    assert text.splitlines()[0] == "- ours: 8K D=64 forward (1 of 12 masks)"
+    assert "- ours, deterministic: anything\n" in text
+    assert "- FA2:" not in text
+    assert "- cuDNN: anything\n" in text
+    assert text.splitlines()[-1] == "- settings: `--setting magi`, `--setting published`"
 
 
 @pytest.mark.parametrize("commit", ["", "1234567 changed"])

@@ -125,6 +125,7 @@ def long_cases() -> list[Case]:
 
 # Peers, as they are called in tables.
 PEER_NAMES = {"fa2": "FA2", "cudnn": "cuDNN", "flex": "Flex", "flex_flash": "Flex/FLASH", "fa4": "FA4"}
+TRAINING_PEERS = tuple(PEER_NAMES)
 # Forward only, in scripts/bench/inference.py.
 PEER_NAMES |= {
     "flashinfer_dense": "FlashInfer, dense mask",

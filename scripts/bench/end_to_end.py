@@ -37,7 +37,7 @@ import provenance
 from paper_data import TASKS, TRAINING_SAMPLES, Sample, binned, make_rule, token_arrays, training_samples
 from prepare import add_prepare_argument, compile_apart, share_compiled
 from provenance import Log, describe
-from results import length_name, markdown_table
+from results import length_name, markdown_table, not_run
 
 if TYPE_CHECKING:
     import torch
@@ -367,6 +367,13 @@ def render(rows: Rows) -> str:
         for layers in layer_counts(rows, task):
             how = "LoRA" if task == "lora" else "all weights"
             parts += [f"## {task}, {layers} layers of Llama-2-7B, {how}", _task_table(rows, task, layers)]
+    tried = {(row["task"], row["method"], int(row["seqlen"])) for row in rows}
+    left_out = {
+        f"{task}, {LABELS[method]}": [length_name(n) for n in LENGTHS if (task, method, n) not in tried]
+        for task in TASKS
+        for method in METHODS
+    }
+    parts += [text for text in (not_run(left_out),) if text]
     return "\n\n".join(parts) + "\n"
 
 

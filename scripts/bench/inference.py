@@ -25,7 +25,7 @@ from cells import PEER_NAMES, ROOT, Case, Row, read_rows
 from prepare import add_prepare_argument, prepare, share_compiled
 from provenance import recorded_command
 from report import cards, provenance
-from results import Results, length_name, markdown_table
+from results import Results, length_name, markdown_table, not_run
 
 MASKS = ("causal_document", "share_question", "document")
 LENGTHS = (8192, 32768, 131072)
@@ -83,6 +83,20 @@ def render(rows: Sequence[Row], kernels: str) -> str:
             if lines:
                 header = ["method", "tokens", "R/C", "rho", "ms", "TFLOP", "TFLOP/s", "ours is faster by"]
                 parts += [f"### {mask}", markdown_table(header, lines)]
+        tried = {(row.case, row.implementation) for row in results.rows}
+        left_out = {
+            label: [
+                f"{mask} {length_name(seqlen)}"
+                for mask in MASKS
+                for seqlen in LENGTHS
+                if (inference_case(mask, seqlen), name) not in tried
+            ]
+            for name, label in {
+                kernels: "paddle_flashmask",
+                **{name: PEER_NAMES[name] for name in PEERS},
+            }.items()
+        }
+        parts += [text for text in (not_run(left_out),) if text]
     return "\n\n".join(parts) + "\n"
 
 

@@ -42,6 +42,7 @@ from cells import (
     MAGI_WINDOW,
     PUBLISHED_TWELVE,
     ROOT,
+    TRAINING_PEERS,
     TWELVE,
     Case,
     is_drawn,
@@ -59,7 +60,6 @@ from provenance import recorded_command, with_figures
 
 QUICK_SECONDS = 0.25
 SETTING_MASKS = {"paper": TWELVE, "published": PUBLISHED_TWELVE, "magi": MAGI_MASKS}
-TRAINING_PEERS = ["fa2", "cudnn", "flex", "flex_flash", "fa4"]
 
 
 def parse_arguments() -> tuple[argparse.Namespace, str]:

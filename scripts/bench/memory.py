@@ -20,7 +20,6 @@ from __future__ import annotations
 
 import argparse
 import gc
-import math
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
@@ -34,7 +33,7 @@ import provenance
 from cells import TWELVE
 from paper_data import Sample, make_rule, token_arrays
 from provenance import Log, describe
-from results import length_name, markdown_table
+from results import length_name, markdown_table, not_run
 
 from paddle_flashmask.masks import registry
 
@@ -42,11 +41,18 @@ if TYPE_CHECKING:
     import torch
     from experiment import Device
 
-PARTS = ("mask", "peak", "batch", "layer")
-NAMES = ("ours", "dense", "flex", "no mask")  # of implementations; not every part has all
+NAMES = ("ours", "dense", "flex", "no mask")  # of implementations
+NAMES_OF = {
+    "mask": ("ours", "flex"),
+    "peak": ("ours", "dense", "flex"),
+    "batch": ("ours", "flex"),
+    "layer": ("no mask", "ours"),
+}
+PARTS = tuple(NAMES_OF)
 LENGTHS = [2**power for power in (12, 13, 14, 15, 16, 17, 18, 20)]
 HEADS, HEAD_DIM = 8, 128
 COLUMNS = ["part", "name", "seqlen", "quantity", "value", "unit", "status", "note"]
+WARM_TOKENS = 128  # enough for what libraries allocate once and keep
 LAYERS = 32  # of Llama-2-7B
 LONGEST_LAYER = 262144  # the paper's; beyond it a layer without a mask takes half a minute and then fails
 SHOWN_MASKS = ("causal_document", "share_question", "document", "global_sliding_window")
@@ -184,7 +190,7 @@ class Experiment:
         from experiment import check
 
         sample = documents(seqlen)
-        for name in ("ours", "dense", "flex"):
+        for name in NAMES_OF["peak"]:
 
             def both(name: str = name) -> Found:
                 *inputs, dout = self.device.attention_tensors(seqlen, HEADS, HEAD_DIM)
@@ -254,17 +260,23 @@ class Experiment:
 
         shape = Shape.tiny() if self.device.name == "cpu" else Shape()
         sample = documents(seqlen)
-        for name in ("no mask", "ours"):
+        for name in NAMES_OF["layer"]:
 
             def run(name: str = name) -> Found:
+                def tables_of(tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+                    return rotary_tables(tokens, shape.head_dim, self.device.name, self.device.dtype)
+
                 with torch.device(self.device.name):
                     layer = DecoderLayer(shape).to(self.device.dtype)
-                tables = rotary_tables(seqlen, shape.head_dim, self.device.name, self.device.dtype)
+                few = self.device.random(1, WARM_TOKENS, shape.hidden).requires_grad_()
+                recomputed(layer, few, tables_of(WARM_TOKENS), _causal_sdpa).mean().backward()
+                layer.zero_grad()
+                tables = tables_of(seqlen)
                 x = self.device.random(1, seqlen, shape.hidden).requires_grad_()
+                before = self.device.allocated()
                 attend = _causal_sdpa if name == "no mask" else self.attention("ours", sample)
                 if name == "ours":
                     check(attend, sample, self.device.attention_tensors(seqlen, shape.heads, shape.head_dim))
-                before = self.device.allocated()
                 peak = self.device.peak_memory(lambda: recomputed(layer, x, tables, attend).mean().backward())
                 parameters = sum(p.numel() * p.element_size() for p in layer.parameters())
                 return {
@@ -291,11 +303,17 @@ def table_of(rows: Rows, part: str, names: Sequence[str], quantity: str, show: C
         cells = [length_name(seqlen)]
         for name in names:
             of_name = [r for r in rows if (r["part"], r["name"], int(r["seqlen"])) == (part, name, seqlen)]
-            failed = next((row["note"] for row in reversed(of_name) if row["status"] == "failed"), "")
             value = next((float(row["value"]) for row in of_name if row["quantity"] == quantity), None)
-            cells.append(failed[:40] if value is None else show(value))
+            cells.append(failure_of(rows, part, name, seqlen) if value is None else show(value))
         lines.append(cells)
     return markdown_table(["tokens", *names], lines) if lines else ""
+
+
+def failure_of(rows: Rows, part: str, name: str, seqlen: int) -> str:
+    """Return why something failed last, shortened; "" where it did not or was not tried."""
+    key = (part, name, str(seqlen), "failed")
+    notes = [r["note"] for r in rows if (r["part"], r["name"], r["seqlen"], r["status"]) == key]
+    return notes[-1][:40] if notes else ""
 
 
 def mebibytes(value: float) -> str:
@@ -325,19 +343,20 @@ def render(rows: Rows) -> str:
         flex = values(rows, "mask", "flex", "causal_document")
         lines = []
         for n in lengths:
-            ours = [mebibytes(by_mask[name].get(n, math.nan)) for name in SHOWN_MASKS]
-            dense = [mebibytes(n * n), mebibytes(2 * n * n)]
-            lines.append([length_name(n), *ours, *dense, mebibytes(flex[n]) if n in flex else ""])
+            ours, theirs = (failure_of(rows, "mask", name, n) for name in NAMES_OF["mask"])
+            cells = [mebibytes(by_mask[name][n]) if n in by_mask[name] else ours for name in SHOWN_MASKS]
+            cells += [mebibytes(n * n), mebibytes(2 * n * n)]
+            lines.append([length_name(n), *cells, mebibytes(flex[n]) if n in flex else theirs])
         header = ["tokens", *SHOWN_MASKS, "dense boolean", "dense bfloat16", "FlexAttention's blocks"]
         text = "Dense masks are computed: one or two bytes per element. causal and full need no indices."
         parts += ["## Bytes of a mask", text, markdown_table(header, lines)]
-    table = table_of(rows, "peak", ("ours", "dense", "flex"), "peak", mebibytes)
+    table = table_of(rows, "peak", NAMES_OF["peak"], "peak", mebibytes)
     if table:
         text = f"One sample, {HEADS} heads of {HEAD_DIM}; beyond q, k, v and the output's gradient. dense: "
         text += "torch's scaled_dot_product_attention with a boolean mask."
         parts += ["## Peak memory of attention, forward and backward", text, table]
-        parts += ["Milliseconds:", table_of(rows, "peak", ("ours", "dense", "flex"), "time", "{:.2f}".format)]
-    table = table_of(rows, "batch", ("ours", "flex"), "new mask", "{:.2f}".format)
+        parts += ["Milliseconds:", table_of(rows, "peak", NAMES_OF["peak"], "time", "{:.2f}".format)]
+    table = table_of(rows, "batch", NAMES_OF["batch"], "new mask", "{:.2f}".format)
     if table:
         text = "Milliseconds from document lengths to a mask on the device: ours, indices made by NumPy and "
         text += "copied; FlexAttention's, create_block_mask, compiled before."
@@ -347,9 +366,23 @@ def render(rows: Rows) -> str:
             table,
             "Mask and first forward call together, all that FlexAttention compiles included:",
         ]
-        parts += [table_of(rows, "batch", ("ours", "flex"), "first call", "{:.1f}".format)]
-    parts += [text for text in (layer_table(rows),) if text]
+        parts += [table_of(rows, "batch", NAMES_OF["batch"], "first call", "{:.1f}".format)]
+    parts += [text for text in (layer_table(rows), not_run(left_out(rows))) if text]
     return "\n\n".join(parts) + "\n"
+
+
+def left_out(rows: Rows) -> dict[str, list[str]]:
+    """Return the lengths that nothing was tried at, by part and implementation."""
+    tried = {(row["part"], row["name"], int(row["seqlen"])) for row in rows}
+    return {
+        f"{part}, {name}": [
+            length_name(n)
+            for n in LENGTHS
+            if (part, name, n) not in tried and not (part == "layer" and n > LONGEST_LAYER)
+        ]
+        for part, names in NAMES_OF.items()
+        for name in names
+    }
 
 
 def layer_table(rows: Rows) -> str:
@@ -360,12 +393,14 @@ def layer_table(rows: Rows) -> str:
         values(rows, "layer", "ours", what) | values(rows, "layer", "no mask", what)
         for what in ("parameters of a layer", "input of a layer")
     ]
-    for n in sorted(plain.keys() | ours.keys()):
-        parts = [LAYERS * size[n] for size in sizes]
-        cells = [length_name(n), *(f"{part / 2**30:.2f}" for part in parts)]
-        for peaks in (plain, ours):
-            found = (peaks[n], sum(parts) + peaks[n]) if n in peaks else ()
-            cells += [f"{size / 2**30:.2f}" for size in found] or ["", ""]
+    for n in sorted({int(row["seqlen"]) for row in rows if row["part"] == "layer"}):
+        parts = [LAYERS * size[n] for size in sizes if n in size]
+        cells = [length_name(n), *([f"{part / 2**30:.2f}" for part in parts] or ["", ""])]
+        for name, peaks in zip(NAMES_OF["layer"], (plain, ours), strict=True):
+            found = (
+                [f"{size / 2**30:.2f}" for size in (peaks[n], sum(parts) + peaks[n])] if n in peaks else []
+            )
+            cells += found or [failure_of(rows, "layer", name, n), ""]
         lines.append(cells)
     if not lines:
         return ""
@@ -374,7 +409,8 @@ def layer_table(rows: Rows) -> str:
     text = (
         "## Memory of Llama-2-7B's decoder layers, GiB\n\nOne layer was run, with full recompute; parameters "
         "(bfloat16, without gradients or optimizer) and activations (the layers' inputs) are those of 32. "
-        "The paper spreads them over 32 cards."
+        "The paper spreads them over 32 cards. A peak is beyond the parameters and the layer's input, with "
+        "gradients and our mask."
     )
     return f"{text}\n\n{markdown_table(header, lines)}"
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
+from itertools import product
 
 import hopper_bars
 from cells import (
@@ -13,7 +14,9 @@ from cells import (
     HEAD_DIMS,
     LENGTHS,
     LONG_DOCUMENTS,
+    PEER_MASKS,
     PEER_NAMES,
+    TRAINING_PEERS,
     TWELVE,
     Case,
     Row,
@@ -25,8 +28,9 @@ from cells import (
     paper_case,
     search_case,
 )
+from paper_data import PUBLISHED
 from paper_tables import magi_tables, total_tables
-from results import Bar, Results, at_least, length_name, markdown_table
+from results import Bar, Results, at_least, length_name, markdown_table, not_run
 
 FA2_BAR, CAUSAL_BAR, CAUSAL_AIM, DETERMINISTIC_BAR, SEARCH_BAR = 0.95, 0.75, 0.9, 0.75, 0.03
 HOPPER_SEARCH_BAR = 0.02
@@ -184,9 +188,33 @@ def render(rows: Sequence[Row], kernels: str) -> str:
         parts += magi_tables(results)
         parts += mask_tables(results)
         parts += [
-            table for table in (_search_table(results), _long_table(results), _failures(results)) if table
+            *(_search_table(results), _long_table(results), _failures(results)),
+            not_run(left_out(results)),
         ]
-    return "\n\n".join(parts) + "\n"
+    return "\n\n".join(part for part in parts if part) + "\n"
+
+
+def left_out(results: Results) -> dict[str, list[str]]:
+    """Return, by implementation, the shapes of the paper's setting that none of its masks was run at."""
+    tried = {(row.implementation, row.case, row.direction) for row in results.rows}
+    names = {results.kernels: "ours", deterministic(results.kernels): "ours, deterministic"}
+    names |= {name: label for name, label in PEER_NAMES.items() if name in TRAINING_PEERS}
+    places: dict[str, list[str]] = {label: [] for label in names.values()}
+    for name, label in names.items():
+        masks = PEER_MASKS.get(name, TWELVE)
+        if not any(name == row.implementation and row.case.mask in masks for row in results.rows):
+            places[label].append("anything")
+            continue
+        directions = ["backward"] if name == deterministic(results.kernels) else DIRECTIONS
+        for head_dim, seqlen, direction in product(HEAD_DIMS, LENGTHS, directions):
+            count = sum((name, paper_case(mask, seqlen, head_dim), direction) in tried for mask in masks)
+            if count < len(masks):
+                part = f" ({len(masks) - count} of {len(masks)} masks)" if count else ""
+                places[label].append(f"{length_name(seqlen)} D={head_dim} {direction}{part}")
+    settings = {"magi": any(row.case.kv_heads for row in results.rows)}
+    settings["published"] = any(row.case.mask in PUBLISHED for row in results.rows)
+    places["settings"] = [f"`--setting {name}`" for name, found in settings.items() if not found]
+    return places
 
 
 def render_bars(results: Results, *, measured_only: bool = False) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from cells import PEER_NAMES, Case, Row
@@ -96,6 +96,12 @@ def length_name(seqlen: int) -> str:
         if seqlen % size == 0:
             return f"{seqlen // size}{unit}"
     return str(seqlen)
+
+
+def not_run(places: Mapping[str, Sequence[str]]) -> str:
+    """Return a section that says where what was not run; "" where all was."""
+    lines = [f"- {name}: {', '.join(where)}" for name, where in places.items() if where]
+    return "\n\n".join(["## Not run", "\n".join(lines)]) if lines else ""
 
 
 def markdown_table(header: list[str], lines: list[list[str]], left: int = 1) -> str:
