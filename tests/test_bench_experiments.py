@@ -274,7 +274,7 @@ def test_memory_is_written_down(tmp_path: Path) -> None:
     assert "| 4K | 8.00 | 1.00 |  |  | 1.00 | 10.00 |" in text
     assert "nan" not in text
     assert "- peak, dense: 8K, 16K, 32K, 64K, 128K, 256K, 1M\n- peak, flex: 4K, 8K," in text
-    assert "- layer, ours: 8K, 16K, 32K, 64K, 128K, 256K\n" in text + "\n"
+    assert "- layer, ours: 8K, 16K, 32K, 64K, 128K, 256K\n" in text
     every = [
         memory_row(part, name, n, "", 0, "no room")
         for part in memory.PARTS

@@ -37,7 +37,7 @@ import provenance
 from paper_data import TASKS, TRAINING_SAMPLES, Sample, binned, make_rule, token_arrays, training_samples
 from prepare import add_prepare_argument, compile_apart, share_compiled
 from provenance import Log, describe
-from results import length_name, markdown_table, not_run
+from results import document, length_name, markdown_table, not_run
 
 if TYPE_CHECKING:
     import torch
@@ -373,8 +373,7 @@ def render(rows: Rows) -> str:
         for task in TASKS
         for method in METHODS
     }
-    parts += [text for text in (not_run(left_out),) if text]
-    return "\n\n".join(parts) + "\n"
+    return document([*parts, not_run(left_out)])
 
 
 def _task_table(rows: Rows, task: str, layers: int) -> str:

@@ -25,7 +25,7 @@ from cells import PEER_NAMES, ROOT, Case, Row, read_rows
 from prepare import add_prepare_argument, prepare, share_compiled
 from provenance import recorded_command
 from report import cards, provenance
-from results import Results, length_name, markdown_table, not_run
+from results import Results, document, length_name, markdown_table, not_run
 
 MASKS = ("causal_document", "share_question", "document")
 LENGTHS = (8192, 32768, 131072)
@@ -85,31 +85,31 @@ def render(rows: Sequence[Row], kernels: str) -> str:
                 parts += [f"### {mask}", markdown_table(header, lines)]
         tried = {(row.case, row.implementation) for row in results.rows}
         left_out = {
-            label: [
+            _label(name): [
                 f"{mask} {length_name(seqlen)}"
                 for mask in MASKS
                 for seqlen in LENGTHS
                 if (inference_case(mask, seqlen), name) not in tried
             ]
-            for name, label in {
-                kernels: "paddle_flashmask",
-                **{name: PEER_NAMES[name] for name in PEERS},
-            }.items()
+            for name in (kernels, *PEERS)
         }
-        parts += [text for text in (not_run(left_out),) if text]
-    return "\n\n".join(parts) + "\n"
+        parts.append(not_run(left_out, level=3))
+    return document(parts)
+
+
+def _label(name: str) -> str:
+    return PEER_NAMES.get(name, "paddle_flashmask")
 
 
 def _line(results: Results, case: Case, name: str) -> list[str] | None:
-    own = name == results.kernels
-    label = "paddle_flashmask" if own else PEER_NAMES[name]
+    label = _label(name)
     block = {"flashinfer_sparse": "64", "flashinfer_sparse_16": "16"}.get(name, "")
     found = results.find((case, "forward", name))
     if not found:
         failed = results.failed(case, "forward", name)
         return [label, length_name(case.seqlen), block, "", "failed", "", "", ""] if failed else None
     row = found[0]
-    ratio = None if own else results.ratio(case, "forward", name)
+    ratio = None if name == results.kernels else results.ratio(case, "forward", name)
     return [
         *(label, length_name(case.seqlen), block, f"{row.rho:.4f}", f"{row.milliseconds:.3f}"),
         *(f"{case.flops('forward', row.rho) / 1e12:.4f}", f"{row.tflops:.1f}"),

@@ -33,7 +33,7 @@ import provenance
 from cells import TWELVE
 from paper_data import Sample, make_rule, token_arrays
 from provenance import Log, describe
-from results import length_name, markdown_table, not_run
+from results import document, length_name, markdown_table, not_run
 
 from paddle_flashmask.masks import registry
 
@@ -41,7 +41,7 @@ if TYPE_CHECKING:
     import torch
     from experiment import Device
 
-NAMES = ("ours", "dense", "flex", "no mask")  # of implementations
+NAMES = ("ours", "dense", "flex", "no mask")  # of implementations; not every part has all
 NAMES_OF = {
     "mask": ("ours", "flex"),
     "peak": ("ours", "dense", "flex"),
@@ -295,18 +295,19 @@ def _causal_sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Ten
     return torch.nn.functional.scaled_dot_product_attention(*tensors, is_causal=True).transpose(1, 2)
 
 
-def table_of(rows: Rows, part: str, names: Sequence[str], quantity: str, show: Callable[[float], str]) -> str:
+def table_of(rows: Rows, part: str, quantity: str, show: Callable[[float], str]) -> str:
     """Return lengths against implementations for one quantity; what failed says why."""
-    lengths = sorted({int(row["seqlen"]) for row in rows if row["part"] == part})
+    found = {name: values(rows, part, name, quantity) for name in NAMES_OF[part]}
     lines = []
-    for seqlen in lengths:
-        cells = [length_name(seqlen)]
-        for name in names:
-            of_name = [r for r in rows if (r["part"], r["name"], int(r["seqlen"])) == (part, name, seqlen)]
-            value = next((float(row["value"]) for row in of_name if row["quantity"] == quantity), None)
-            cells.append(failure_of(rows, part, name, seqlen) if value is None else show(value))
-        lines.append(cells)
-    return markdown_table(["tokens", *names], lines) if lines else ""
+    for n in lengths_of(rows, part):
+        cells = [show(of[n]) if n in of else failure_of(rows, part, name, n) for name, of in found.items()]
+        lines.append([length_name(n), *cells])
+    return markdown_table(["tokens", *found], lines) if lines else ""
+
+
+def lengths_of(rows: Rows, part: str) -> list[int]:
+    """Return the lengths at which something of a part was tried."""
+    return sorted({int(row["seqlen"]) for row in rows if row["part"] == part})
 
 
 def failure_of(rows: Rows, part: str, name: str, seqlen: int) -> str:
@@ -337,7 +338,7 @@ def render(rows: Rows) -> str:
         "for the masks of the first table. MiB, unless another unit is named.",
         describe(rows),
     ]
-    lengths = sorted({int(row["seqlen"]) for row in rows if row["part"] == "mask"})
+    lengths = lengths_of(rows, "mask")
     if lengths:
         by_mask = {name: values(rows, "mask", "ours", name) for name in TWELVE}
         flex = values(rows, "mask", "flex", "causal_document")
@@ -350,13 +351,13 @@ def render(rows: Rows) -> str:
         header = ["tokens", *SHOWN_MASKS, "dense boolean", "dense bfloat16", "FlexAttention's blocks"]
         text = "Dense masks are computed: one or two bytes per element. causal and full need no indices."
         parts += ["## Bytes of a mask", text, markdown_table(header, lines)]
-    table = table_of(rows, "peak", NAMES_OF["peak"], "peak", mebibytes)
+    table = table_of(rows, "peak", "peak", mebibytes)
     if table:
         text = f"One sample, {HEADS} heads of {HEAD_DIM}; beyond q, k, v and the output's gradient. dense: "
         text += "torch's scaled_dot_product_attention with a boolean mask."
         parts += ["## Peak memory of attention, forward and backward", text, table]
-        parts += ["Milliseconds:", table_of(rows, "peak", NAMES_OF["peak"], "time", "{:.2f}".format)]
-    table = table_of(rows, "batch", NAMES_OF["batch"], "new mask", "{:.2f}".format)
+        parts += ["Milliseconds:", table_of(rows, "peak", "time", "{:.2f}".format)]
+    table = table_of(rows, "batch", "new mask", "{:.2f}".format)
     if table:
         text = "Milliseconds from document lengths to a mask on the device: ours, indices made by NumPy and "
         text += "copied; FlexAttention's, create_block_mask, compiled before."
@@ -366,9 +367,8 @@ def render(rows: Rows) -> str:
             table,
             "Mask and first forward call together, all that FlexAttention compiles included:",
         ]
-        parts += [table_of(rows, "batch", NAMES_OF["batch"], "first call", "{:.1f}".format)]
-    parts += [text for text in (layer_table(rows), not_run(left_out(rows))) if text]
-    return "\n\n".join(parts) + "\n"
+        parts += [table_of(rows, "batch", "first call", "{:.1f}".format)]
+    return document([*parts, layer_table(rows), not_run(left_out(rows))])
 
 
 def left_out(rows: Rows) -> dict[str, list[str]]:
@@ -393,14 +393,14 @@ def layer_table(rows: Rows) -> str:
         values(rows, "layer", "ours", what) | values(rows, "layer", "no mask", what)
         for what in ("parameters of a layer", "input of a layer")
     ]
-    for n in sorted({int(row["seqlen"]) for row in rows if row["part"] == "layer"}):
+    for n in lengths_of(rows, "layer"):
         parts = [LAYERS * size[n] for size in sizes if n in size]
         cells = [length_name(n), *([f"{part / 2**30:.2f}" for part in parts] or ["", ""])]
         for name, peaks in zip(NAMES_OF["layer"], (plain, ours), strict=True):
-            found = (
-                [f"{size / 2**30:.2f}" for size in (peaks[n], sum(parts) + peaks[n])] if n in peaks else []
-            )
-            cells += found or [failure_of(rows, "layer", name, n), ""]
+            if n in peaks:
+                cells += [f"{size / 2**30:.2f}" for size in (peaks[n], sum(parts) + peaks[n])]
+            else:
+                cells += [failure_of(rows, "layer", name, n), ""]
         lines.append(cells)
     if not lines:
         return ""

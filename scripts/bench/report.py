@@ -30,7 +30,7 @@ from cells import (
 )
 from paper_data import PUBLISHED
 from paper_tables import magi_tables, total_tables
-from results import Bar, Results, at_least, length_name, markdown_table, not_run
+from results import Bar, Results, at_least, document, length_name, markdown_table, not_run
 
 FA2_BAR, CAUSAL_BAR, CAUSAL_AIM, DETERMINISTIC_BAR, SEARCH_BAR = 0.95, 0.75, 0.9, 0.75, 0.03
 HOPPER_SEARCH_BAR = 0.02
@@ -189,22 +189,23 @@ def render(rows: Sequence[Row], kernels: str) -> str:
         parts += mask_tables(results)
         parts += [
             *(_search_table(results), _long_table(results), _failures(results)),
-            not_run(left_out(results)),
+            not_run(left_out(results), level=3),
         ]
-    return "\n\n".join(part for part in parts if part) + "\n"
+    return document(parts)
 
 
 def left_out(results: Results) -> dict[str, list[str]]:
-    """Return, by implementation, the shapes of the paper's setting that none of its masks was run at."""
+    """Return, by implementation, where masks of the paper's setting were not run; and other settings."""
     tried = {(row.implementation, row.case, row.direction) for row in results.rows}
     names = {results.kernels: "ours", deterministic(results.kernels): "ours, deterministic"}
-    names |= {name: label for name, label in PEER_NAMES.items() if name in TRAINING_PEERS}
-    places: dict[str, list[str]] = {label: [] for label in names.values()}
+    names |= {name: PEER_NAMES[name] for name in TRAINING_PEERS}
+    places: dict[str, list[str]] = {}
     for name, label in names.items():
         masks = PEER_MASKS.get(name, TWELVE)
         if not any(name == row.implementation and row.case.mask in masks for row in results.rows):
-            places[label].append("anything")
+            places[label] = ["anything"]
             continue
+        places[label] = []
         directions = ["backward"] if name == deterministic(results.kernels) else DIRECTIONS
         for head_dim, seqlen, direction in product(HEAD_DIMS, LENGTHS, directions):
             count = sum((name, paper_case(mask, seqlen, head_dim), direction) in tried for mask in masks)

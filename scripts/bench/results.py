@@ -98,10 +98,15 @@ def length_name(seqlen: int) -> str:
     return str(seqlen)
 
 
-def not_run(places: Mapping[str, Sequence[str]]) -> str:
-    """Return a section that says where what was not run; "" where all was."""
+def not_run(places: Mapping[str, Sequence[str]], level: int = 2) -> str:
+    """Return a section, its title of this level, that says where what was not run; "" where all was."""
     lines = [f"- {name}: {', '.join(where)}" for name, where in places.items() if where]
-    return "\n\n".join(["## Not run", "\n".join(lines)]) if lines else ""
+    return f"{'#' * level} Not run\n\n" + "\n".join(lines) if lines else ""
+
+
+def document(parts: Iterable[str]) -> str:
+    """Return a Markdown document of its parts; empty ones are left out."""
+    return "\n\n".join(part for part in parts if part) + "\n"
 
 
 def markdown_table(header: list[str], lines: list[list[str]], left: int = 1) -> str:

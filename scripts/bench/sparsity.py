@@ -33,7 +33,7 @@ import numpy as np
 import provenance
 from paper_data import BUCKET, SPARSITY_SETTINGS, Sample, sparsity_samples
 from provenance import Log, describe
-from results import markdown_table
+from results import document, markdown_table
 
 SETTING = [
     "per_bucket",
@@ -266,7 +266,7 @@ def render(rows: Rows) -> str:
     parts += [f"NOT timed, {row['mask']}, rho {float(row['rho']):.3f}: {row['checked']}" for row in failed]
     absent = ", ".join(kind for kind in SPARSITY_SETTINGS if kind not in timed)
     parts += [f"NOT fitted, for fewer than three samples: {absent}"] if absent else []
-    return "\n\n".join(parts) + "\n"
+    return document(parts)
 
 
 def by_mask(rows: Rows) -> dict[str, list[Mapping[str, str]]]:
