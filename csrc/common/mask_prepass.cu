@@ -87,15 +87,15 @@ __global__ void mask_prepass_kernel(Mask mask, Shape shape, MaskTiles out) {
 
 constexpr int kChoiceThreads = 1024;
 
-// As many heads as fit into `held_bytes`, at most 32, and as many in every round. More heads only shorten
-// what blocks wait for turns; but blocks that run together soon stand anywhere in a head's rows, so all that
-// they visit must stay in L2 until the last of them has passed, or every step comes from memory
-// (docs/kernel-notes.md has the measurements). `head_bytes` is that share of a head, `planes` how many heads
-// all samples have.
-__device__ int32_t choose_heads_in_turns(int64_t planes, int64_t head_bytes, int64_t held_bytes) {
+// As many heads as fit into `held_bytes`, or `needed`, at most 32, and as many in every round. Blocks that
+// run together soon stand anywhere in a head's rows, so all that they visit must stay in L2 until the last of
+// them has passed, or every step comes from memory (docs/kernel-notes.md has the measurements). `head_bytes`
+// is that share of a head, `planes` how many heads all samples have.
+__device__ int32_t choose_heads_in_turns(int64_t planes, int64_t head_bytes, int64_t held_bytes,
+                                         int64_t needed = 1) {
   constexpr int64_t kMost = 32;
   const int64_t held = held_bytes / max(head_bytes, int64_t{1});
-  const int64_t most = min(max(held, int64_t{1}), kMost);
+  const int64_t most = min(max(held, needed), kMost);
   const int64_t rounds = max(ceil_div(planes, most), int64_t{1});
   return static_cast<int32_t>(max(ceil_div(planes, rounds), int64_t{1}));
 }
@@ -129,6 +129,14 @@ __device__ int64_t count_visits(const MaskTiles& mask, const Shape& shape, int b
   return static_cast<int64_t>(visited);
 }
 
+// How many heads' steps, divided among the blocks that run, take longer than the chain of hand-overs through
+// one: a row tile may be visited by all column tiles, one after the other.
+__device__ int64_t heads_that_hide_hand_overs(const MaskTiles& mask, int64_t visited, int group) {
+  constexpr int64_t kStepsOfHandOver = 2;
+  const int64_t steps_of_head = max(group * visited / (int64_t{mask.batch} * mask.heads), int64_t{1});
+  return ceil_div(kStepsOfHandOver * mask.tile_count * kWave, steps_of_head);
+}
+
 // One block.
 __global__ void heads_choice_kernel(const __grid_constant__ MaskTiles mask,
                                     const __grid_constant__ Shape shape, int block_m, int64_t row_bytes,
@@ -138,7 +146,9 @@ __global__ void heads_choice_kernel(const __grid_constant__ MaskTiles mask,
     const int64_t column_tiles = int64_t{mask.batch} * mask.heads * mask.tile_count;
     const int64_t bytes = shape.heads_q / shape.heads_k *
                           shared_bytes_of_head(shape.seqlen_q, visited, column_tiles, block_m, row_bytes);
-    *heads_in_turns = choose_heads_in_turns(shape.batch * shape.heads_k, bytes, l2_bytes * 5 / 8);
+    *heads_in_turns =
+        choose_heads_in_turns(shape.batch * shape.heads_k, bytes, l2_bytes * 5 / 8,
+                              heads_that_hide_hand_overs(mask, visited, shape.heads_q / shape.heads_k));
   }
 }
 

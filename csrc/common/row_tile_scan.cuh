@@ -21,9 +21,10 @@ __device__ __forceinline__ void scan_row_tile(TileBits& bits, const MaskTiles& m
                                               int first_group, int row_begin, int row_end, int warp,
                                               int lane) {
   const int groups = min(kGroupsPerChunk, mask.group_count - first_group);
+  const bool few = groups <= kWarps;  // all tiles at once then, as the groups' answers would come no sooner
   for (int base = 0; base < groups; base += 32) {
-    const bool live =
-        base + lane < groups && visits_group(mask, plane, first_group + base + lane, row_begin, row_end);
+    const bool live = base + lane < groups &&
+                      (few || visits_group(mask, plane, first_group + base + lane, row_begin, row_end));
     const uint32_t live_groups = __ballot_sync(~0u, live);
 #pragma unroll 1
     for (int g = warp; g < 32 && base + g < groups; g += kWarps) {

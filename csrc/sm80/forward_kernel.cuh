@@ -116,6 +116,9 @@ __global__ void __launch_bounds__(Config::kThreads)
   float output[kM][kO8][4];
   clear(output);
   load_tile<QTile, kThreads>(q_tile, q, params.q.stride_seq, row_end - row_begin, shape.head_dim, thread);
+  // Without index vectors a row tile that visits any column tile visits the first one: no need to ask.
+  bool loaded = params.mask.indices == nullptr && arguments.mask.tile_count > 0;
+  if (loaded) load_k(0, thread);
 
   for (int chunk = 0; chunk < arguments.mask.group_count; chunk += kGroupsPerChunk) {
     __syncthreads();
@@ -125,7 +128,8 @@ __global__ void __launch_bounds__(Config::kThreads)
     __syncthreads();
     int tile = smem.walk.next;
     uint32_t touched = smem.walk.touched;
-    if (tile >= 0) load_k(tile, thread);
+    if (tile >= 0 && !loaded) load_k(tile, thread);
+    loaded = false;
     cp_async_commit();
 
     while (tile >= 0) {
