@@ -7,7 +7,7 @@
 
 namespace flashmask {
 
-inline constexpr int kGroupsPerChunk = 128;
+inline constexpr int kGroupsPerChunk = 64;  // 1 KB of bits: forward at head dim 256 just fits into 99 KB
 
 struct TileBits {
   uint32_t visited[kGroupsPerChunk];             // bit t: column tile 32 * group + t is not masked whole

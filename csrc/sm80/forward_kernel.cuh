@@ -39,6 +39,9 @@ struct ForwardConfig {
     TileBits tiles;
     TileWalk walk;
   };
+  // Compute capability 8.6 and 8.9 offer a block 99 KB, and have no other forward of these head dims.
+  static_assert((kHeadDim > 192 && kBlockM > 64) || sizeof(Smem) <= 99 * 1024,
+                "a forward for every head dim fits into the shared memory of the smallest cards");
 };
 
 struct ForwardArguments {
