@@ -14,6 +14,7 @@ CPU the current one.
 from __future__ import annotations
 
 from collections.abc import Iterator
+from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -201,6 +202,46 @@ def test_deterministic_backward_repeats_its_bits(name):
         assert_same_bits(run(case, deterministic=True), first)
 
 
+@pytest.mark.parametrize("call", [attention, flashmask_attention])
+def test_paddles_flag_makes_the_backward_deterministic(call, monkeypatch):
+    """The only way to ask flashmask_attention for it."""
+    case = BY_NAME["D 128"]
+    x = make_inputs(case)
+    asked = []
+    operator = _ops.flashmask
+    monkeypatch.setattr(
+        _ops, "flashmask", lambda *tensors, **o: asked.append(o["deterministic"]) or operator(*tensors, **o)
+    )
+
+    def gradients() -> list[np.ndarray]:
+        leaves = inputs_of(case, x)
+        out = call(*leaves, startend_row_indices=to_device(x.indices), causal=x.causal)
+        paddle.autograd.backward([out], [to_device(x.dout, case.dtype)])
+        return [to_host(leaf.grad) for leaf in leaves]
+
+    flag = "FLAGS_cudnn_deterministic"
+    before = paddle.get_flags([flag])
+    try:
+        paddle.set_flags({flag: True})
+        first = gradients()
+        for _ in range(50):
+            for values, expected in zip(gradients(), first, strict=True):
+                np.testing.assert_array_equal(values, expected)
+        paddle.set_flags({flag: False})
+        gradients()
+    finally:
+        paddle.set_flags(before)
+    assert asked == [True] * 51 + [False]
+
+
+def test_dropout_only_in_training():
+    case = BY_NAME["causal"]
+    q, k, v = inputs_of(case, make_inputs(case))
+    expected = to_host(flashmask_attention(q, k, v, causal=True))
+    evaluated = flashmask_attention(q, k, v, causal=True, dropout=0.5, training=False)
+    np.testing.assert_array_equal(to_host(evaluated), expected)
+
+
 @pytest.mark.parametrize("wanted", ["q", "k", "v", "qv", "kv"])
 def test_only_the_gradients_asked_for(wanted):
     case = BY_NAME["C = 4"]
@@ -320,7 +361,8 @@ def test_launches_go_to_the_current_stream():
     assert running == (True, False)
 
 
-def test_indices_may_be_freed_while_the_kernel_runs(rng):
+@pytest.mark.parametrize("side", [False, True])
+def test_indices_may_be_freed_while_the_kernel_runs(rng, side):
     """Whoever gets their memory next writes to it behind the kernel."""
     shape = (1, 8192, 32, 128)
     q, k, v = (to_device(rng.standard_normal(shape).astype(np.float32), "bfloat16") for _ in range(3))
@@ -328,11 +370,14 @@ def test_indices_may_be_freed_while_the_kernel_runs(rng):
     kept = to_device(indices)
     expected = to_host(_ops.flashmask(q, k, v, kept, causal=causal, softmax_scale=0.1)[0])
 
-    freed = to_device(indices)
-    out = _ops.flashmask(q, k, v, freed, causal=causal, softmax_scale=0.1)[0]
-    del freed
-    for _ in range(8):
-        to_device(np.zeros_like(indices))  # as indices they would mask everything
+    stream = paddle.device.cuda.Stream()
+    with paddle.device.cuda.stream_guard(stream) if side else nullcontext():
+        freed = to_device(indices)
+        out = _ops.flashmask(q, k, v, freed, causal=causal, softmax_scale=0.1)[0]
+        del freed
+        for _ in range(8):
+            to_device(np.zeros_like(indices))  # as indices they would mask everything
+    stream.synchronize()
     np.testing.assert_array_equal(to_host(out), expected)
 
 
