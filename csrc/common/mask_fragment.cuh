@@ -45,19 +45,18 @@ __device__ __forceinline__ void mask_pair(float (&scores)[4], const int4& pair, 
   }
 }
 
-// Sets the scores that one slot masks to -inf. `scores[m][n][e]` is row row0 + row_of(m) + row_step * (e /
-// 2), column column0 + column_of(n) + e % 2 of the tile, row0 and column0 being this lane's own first
+// Sets the scores that one slot masks to -inf. `scores[m][n][e]` is row row0 + row_of(m) + 8 * (e / 2),
+// column column0 + column_of(n) + e % 2 of the tile, row0 and column0 being this lane's own first
 // element. `slots` is the tile's columns in shared memory.
 template <bool kStarts = true, bool kEnds = true, int kM, int kN8, class RowOf, class ColumnOf>
 __device__ __forceinline__ void mask_by_slot(float (&scores)[kM][kN8][4], const Slot* slots, int row0,
-                                             int column0, RowOf row_of, ColumnOf column_of,
-                                             int row_step = 8) {
+                                             int column0, RowOf row_of, ColumnOf column_of) {
 #pragma unroll
   for (int n = 0; n < kN8; ++n) {
     __syncwarp();  // or the compiler fetches every column first, and spills
     const int4 pair = *reinterpret_cast<const int4*>(slots + column0 + column_of(n));
 #pragma unroll
-    for (int m = 0; m < kM; ++m) mask_pair<kStarts, kEnds>(scores[m][n], pair, row0 + row_of(m), row_step);
+    for (int m = 0; m < kM; ++m) mask_pair<kStarts, kEnds>(scores[m][n], pair, row0 + row_of(m), 8);
   }
 }
 
