@@ -3,8 +3,8 @@
 With a CUDA build of Paddle the CUDA kernels are built too, by nvcc ($NVCC, or the one on PATH). They take
 long, all of them an hour on a few cores; the environment says what is wanted:
 
-    FLASHMASK_CUDA_TARGETS   GPU architectures, some of kernel_sources.CUDA_TARGETS, such as "80 90" (all);
-                             empty: no CUDA kernels
+    FLASHMASK_CUDA_TARGETS   GPU architectures, some of kernel_sources.CUDA_TARGETS ("80 90", which serves all
+                             from Ampere on); empty: no CUDA kernels
     FLASHMASK_SUBSET         a subset named in configs/kernels.toml (every kernel)
 
 Paddle's own ``cpp_extension.setup`` would replace the package's ``__init__.py`` by a generated stub and
@@ -47,7 +47,8 @@ def cuda_targets() -> list[str]:
     if not paddle.is_compiled_with_cuda():
         return []
     known = kernel_sources.CUDA_TARGETS
-    targets = os.environ.get("FLASHMASK_CUDA_TARGETS", " ".join(known)).split()
+    default = kernel_sources.DEFAULT_CUDA_TARGETS
+    targets = os.environ.get("FLASHMASK_CUDA_TARGETS", " ".join(default)).split()
     if not set(targets) <= set(known):
         sys.exit(f"FLASHMASK_CUDA_TARGETS: expected some of {' '.join(known)}, got {' '.join(targets)}")
     if targets and shutil.which(NVCC) is None:

@@ -249,12 +249,22 @@ def _choose_cuda_kernel(
         return None, "CUDA kernels take head dims that are multiples of 8 up to 256"
     parts = []
     for name, backward in (("forward", False), ("backward", True)):
-        found, text = _ops.describe_cuda_kernel(
-            dtype, shape, backward=backward, dropout=dropout, deterministic=deterministic and backward
-        )
-        if not found:
-            return None, text
-        parts.append(f"{name}: {text}")
+        kernels = []
+        for bounds in (1, 0):
+            found, text = _ops.describe_cuda_kernel(
+                *(dtype, shape),
+                backward=backward,
+                bounds=bounds,
+                dropout=dropout,
+                deterministic=deterministic and backward,
+            )
+            if not found:
+                return None, text
+            kernels.append(text)
+        masked, bare = kernels
+        parts.append(f"{name}: {masked}")
+        if bare != masked:
+            parts.append(f"{name} without startend_row_indices: {bare}")
     return "CUDA", "; ".join(parts)
 
 

@@ -76,7 +76,13 @@ class _Shape(ctypes.Structure):
 
 
 def describe_cuda_kernel(
-    dtype: str, shape: Sequence[int], *, backward: bool, dropout: bool = False, deterministic: bool = False
+    dtype: str,
+    shape: Sequence[int],
+    *,
+    backward: bool,
+    bounds: int = 1,
+    dropout: bool = False,
+    deterministic: bool = False,
 ) -> tuple[bool, str]:
     """Whether the current CUDA device has a kernel for these, and which and why it, or why not.
 
@@ -84,6 +90,7 @@ def describe_cuda_kernel(
         dtype: of q, k and v.
         shape: B, Sq, Sk, Hq, Hk, D, Dv.
         backward: the backward pass, else forward.
+        bounds: C of startend_row_indices; 0 without.
         dropout: with dropout.
         deterministic: backward in its deterministic mode.
     """
@@ -92,7 +99,7 @@ def describe_cuda_kernel(
     missing = ctypes.CDLL(str(_LIBRARY)).flashmask_cuda_describe(
         0,  # the best family
         *(int(backward), _DTYPES.index(dtype), ctypes.byref(_Shape(*shape))),
-        *(int(dropout), int(deterministic)),
+        *(bounds, int(dropout), int(deterministic)),
         *(text, ctypes.c_size_t(len(text))),
     )
     return not missing, text.value.decode()

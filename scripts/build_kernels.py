@@ -103,7 +103,7 @@ def build_cuda(
     output: Path,
     *,
     subset: str | None = None,
-    targets: Iterable[str] = tuple(kernel_sources.CUDA_TARGETS),
+    targets: Iterable[str] = kernel_sources.DEFAULT_CUDA_TARGETS,
     no_spills: bool = False,
     jobs: int | None = None,
 ) -> Path:
@@ -147,7 +147,7 @@ def main() -> None:
     parser.add_argument(
         "--targets",
         nargs="+",
-        default=list(kernel_sources.CUDA_TARGETS),
+        default=list(kernel_sources.DEFAULT_CUDA_TARGETS),
         choices=list(kernel_sources.CUDA_TARGETS),
         help="GPU architectures",
     )

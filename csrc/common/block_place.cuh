@@ -1,5 +1,5 @@
-// Which column tile of which key head a block of backward takes; where it takes one after another, `number`
-// is that of its ticket.
+// Which column tile of which key head a block of backward takes, by its number: that of the block or, where
+// blocks take one after another or wait for each other, that of its ticket.
 #pragma once
 
 #include "common/tile_order.cuh"

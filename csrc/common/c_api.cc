@@ -41,13 +41,14 @@ int flashmask_cuda_backward(int32_t family, const flashmask::BackwardParams* par
 }
 
 int flashmask_cuda_describe(int32_t family, int32_t backward, flashmask::DType dtype,
-                            const flashmask::Shape* shape, int32_t dropout, int32_t deterministic,
-                            char* message, size_t capacity) {
+                            const flashmask::Shape* shape, int32_t bounds, int32_t dropout,
+                            int32_t deterministic, char* message, size_t capacity) {
   const int64_t seed_offset[2] = {0, 0};
   const auto fill = [&](auto params) {
     params.dtype = dtype;
     params.shape = *shape;
     params.mask.batch = params.mask.heads = 1;
+    params.mask.bounds = bounds;
     params.dropout.seed_offset = dropout != 0 ? seed_offset : nullptr;
     return params;
   };

@@ -4,6 +4,7 @@
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
+#include <initializer_list>
 
 namespace flashmask {
 namespace {
@@ -84,9 +85,40 @@ const BackwardKernel* search(const KernelTable& table, const BackwardParams& par
   return tightest(table.backward, table.backward_count, params, smem_limit);
 }
 
+// What every kernel takes for granted of a tensor: 16-byte copies.
+bool is_aligned(const Tensor& tensor) {
+  const bool strides =
+      tensor.stride_batch % 8 == 0 && tensor.stride_seq % 8 == 0 && tensor.stride_head % 8 == 0;
+  return strides && reinterpret_cast<uintptr_t>(tensor.data) % 16 == 0;
+}
+
+bool are_aligned(std::initializer_list<Tensor> tensors) {
+  return std::all_of(tensors.begin(), tensors.end(), is_aligned);
+}
+
+bool are_aligned(const ForwardParams& p) { return are_aligned({p.q, p.k, p.v, p.o}); }
+bool are_aligned(const BackwardParams& p) {
+  return are_aligned({p.q, p.k, p.v, p.o, p.dout, p.dq, p.dk, p.dv});
+}
+
+// Why no kernel can take the call, whatever was built; null if one might.
+template <class Params>
+const char* objection(const Params& params) {
+  constexpr int64_t kMostTokens = (int64_t{1} << 31) - 1024;  // rows and columns of a last tile fit into int
+  const Shape& shape = params.shape;
+  if (shape.head_dim % 8 != 0 || shape.head_dim_v % 8 != 0) return "head dims are not multiples of 8";
+  if (std::max(shape.seqlen_q, shape.seqlen_k) > kMostTokens) return "there are more than 2^31 - 1024 tokens";
+  if (!are_aligned(params)) return "a tensor's address or strides are not multiples of 16 bytes";
+  return nullptr;
+}
+
 // Writes why and returns nonzero when there is none.
 template <class Params>
 int choose(Family family, const Params& params, Choice<Params>* choice, char* message, size_t capacity) {
+  if (const char* why = objection(params)) {
+    write(message, capacity, "no kernel takes this: %s", why);
+    return 1;
+  }
   Device device{};
   const cudaError_t error = current_device(&device);
   if (error != cudaSuccess) return fail(message, capacity, "reading the device's limits", error);

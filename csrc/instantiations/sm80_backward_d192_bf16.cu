@@ -3,8 +3,8 @@
 
 namespace flashmask::sm80 {
 
-extern const BackwardKernel backward_d192_bf16[9];
-const BackwardKernel backward_d192_bf16[9] = {
+extern const BackwardKernel backward_d192_bf16[10];
+const BackwardKernel backward_d192_bf16[10] = {
     describe_backward<BackwardConfig<__nv_bfloat16, 192, 192, 64, 64, 8, 4, 2, 4, 2, false, false, false>>(DType::kBFloat16),
     describe_backward<BackwardConfig<__nv_bfloat16, 192, 192, 64, 64, 8, 4, 2, 4, 2, true, false, false>>(DType::kBFloat16),
     describe_backward<BackwardConfig<__nv_bfloat16, 192, 192, 64, 64, 8, 4, 2, 4, 2, false, true, false>>(DType::kBFloat16),
@@ -14,6 +14,7 @@ const BackwardKernel backward_d192_bf16[9] = {
     describe_backward<BackwardConfig<__nv_bfloat16, 192, 192, 32, 64, 8, 2, 4, 2, 1, true, false, false>>(DType::kBFloat16),
     describe_backward<BackwardConfig<__nv_bfloat16, 192, 192, 32, 64, 8, 2, 4, 2, 1, false, true, false>>(DType::kBFloat16),
     describe_backward<BackwardConfig<__nv_bfloat16, 192, 192, 32, 64, 8, 2, 4, 2, 1, true, true, false>>(DType::kBFloat16),
+    describe_backward<BackwardConfig<__nv_bfloat16, 192, 192, 32, 64, 8, 2, 4, 2, 1, false, true, true>>(DType::kBFloat16),
 };
 
 }  // namespace flashmask::sm80

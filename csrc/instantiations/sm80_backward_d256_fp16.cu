@@ -3,8 +3,8 @@
 
 namespace flashmask::sm80 {
 
-extern const BackwardKernel backward_d256_fp16[13];
-const BackwardKernel backward_d256_fp16[13] = {
+extern const BackwardKernel backward_d256_fp16[15];
+const BackwardKernel backward_d256_fp16[15] = {
     describe_backward<BackwardConfig<__half, 256, 256, 64, 64, 8, 4, 2, 4, 2, false, false, false>>(DType::kFloat16),
     describe_backward<BackwardConfig<__half, 256, 256, 64, 64, 8, 4, 2, 4, 2, true, false, false>>(DType::kFloat16),
     describe_backward<BackwardConfig<__half, 256, 256, 64, 64, 8, 4, 2, 4, 2, false, true, false>>(DType::kFloat16),
@@ -14,10 +14,12 @@ const BackwardKernel backward_d256_fp16[13] = {
     describe_backward<BackwardConfig<__half, 256, 256, 64, 64, 8, 4, 2, 4, 1, true, false, false>>(DType::kFloat16),
     describe_backward<BackwardConfig<__half, 256, 256, 64, 64, 8, 4, 2, 4, 1, false, true, false>>(DType::kFloat16),
     describe_backward<BackwardConfig<__half, 256, 256, 64, 64, 8, 4, 2, 4, 1, true, true, false>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 256, 256, 64, 64, 8, 4, 2, 4, 1, false, true, true>>(DType::kFloat16),
     describe_backward<BackwardConfig<__half, 256, 256, 32, 32, 4, 2, 2, 2, 1, false, false, false>>(DType::kFloat16),
     describe_backward<BackwardConfig<__half, 256, 256, 32, 32, 4, 2, 2, 2, 1, true, false, false>>(DType::kFloat16),
     describe_backward<BackwardConfig<__half, 256, 256, 32, 32, 4, 2, 2, 2, 1, false, true, false>>(DType::kFloat16),
     describe_backward<BackwardConfig<__half, 256, 256, 32, 32, 4, 2, 2, 2, 1, true, true, false>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 256, 256, 32, 32, 4, 2, 2, 2, 1, false, true, true>>(DType::kFloat16),
 };
 
 }  // namespace flashmask::sm80

@@ -3,8 +3,8 @@
 
 namespace flashmask::sm80 {
 
-extern const BackwardKernel backward_d96_fp16[9];
-const BackwardKernel backward_d96_fp16[9] = {
+extern const BackwardKernel backward_d96_fp16[10];
+const BackwardKernel backward_d96_fp16[10] = {
     describe_backward<BackwardConfig<__half, 96, 96, 64, 128, 8, 2, 4, 4, 2, false, false, false>>(DType::kFloat16),
     describe_backward<BackwardConfig<__half, 96, 96, 64, 128, 8, 2, 4, 4, 2, true, false, false>>(DType::kFloat16),
     describe_backward<BackwardConfig<__half, 96, 96, 64, 128, 8, 2, 4, 4, 2, false, true, false>>(DType::kFloat16),
@@ -14,6 +14,7 @@ const BackwardKernel backward_d96_fp16[9] = {
     describe_backward<BackwardConfig<__half, 96, 96, 64, 64, 8, 4, 4, 4, 1, true, false, false>>(DType::kFloat16),
     describe_backward<BackwardConfig<__half, 96, 96, 64, 64, 8, 4, 4, 4, 1, false, true, false>>(DType::kFloat16),
     describe_backward<BackwardConfig<__half, 96, 96, 64, 64, 8, 4, 4, 4, 1, true, true, false>>(DType::kFloat16),
+    describe_backward<BackwardConfig<__half, 96, 96, 64, 64, 8, 4, 4, 4, 1, false, true, true>>(DType::kFloat16),
 };
 
 }  // namespace flashmask::sm80

@@ -17,22 +17,22 @@ extern const ForwardKernel forward_d192_128_bf16[3];
 extern const ForwardKernel forward_d192_128_fp16[3];
 extern const ForwardKernel forward_d192_bf16[3];
 extern const ForwardKernel forward_d192_fp16[3];
-extern const ForwardKernel forward_d256_bf16[5];
-extern const ForwardKernel forward_d256_fp16[5];
-extern const BackwardKernel backward_d32_bf16[9];
-extern const BackwardKernel backward_d32_fp16[9];
-extern const BackwardKernel backward_d64_bf16[13];
-extern const BackwardKernel backward_d64_fp16[13];
-extern const BackwardKernel backward_d96_bf16[9];
-extern const BackwardKernel backward_d96_fp16[9];
-extern const BackwardKernel backward_d128_bf16[13];
-extern const BackwardKernel backward_d128_fp16[13];
-extern const BackwardKernel backward_d192_128_bf16[9];
-extern const BackwardKernel backward_d192_128_fp16[9];
-extern const BackwardKernel backward_d192_bf16[9];
-extern const BackwardKernel backward_d192_fp16[9];
-extern const BackwardKernel backward_d256_bf16[13];
-extern const BackwardKernel backward_d256_fp16[13];
+extern const ForwardKernel forward_d256_bf16[6];
+extern const ForwardKernel forward_d256_fp16[6];
+extern const BackwardKernel backward_d32_bf16[10];
+extern const BackwardKernel backward_d32_fp16[10];
+extern const BackwardKernel backward_d64_bf16[15];
+extern const BackwardKernel backward_d64_fp16[15];
+extern const BackwardKernel backward_d96_bf16[10];
+extern const BackwardKernel backward_d96_fp16[10];
+extern const BackwardKernel backward_d128_bf16[15];
+extern const BackwardKernel backward_d128_fp16[15];
+extern const BackwardKernel backward_d192_128_bf16[10];
+extern const BackwardKernel backward_d192_128_fp16[10];
+extern const BackwardKernel backward_d192_bf16[10];
+extern const BackwardKernel backward_d192_fp16[10];
+extern const BackwardKernel backward_d256_bf16[15];
+extern const BackwardKernel backward_d256_fp16[15];
 
 namespace {
 

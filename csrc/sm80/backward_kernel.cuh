@@ -72,6 +72,7 @@ struct BackwardConfig {
     } ahead;
     int first_empty;  // that of the first row tile
     int32_t turn;     // what the row tile's counter holds when it is this block's turn to add
+    int number;       // the block's ticket
   };
 };
 
@@ -101,6 +102,7 @@ struct BackwardArguments {
   RowStatistics rows;
   float* dq;         // fp32 workspace, see DqWorkspace
   int32_t* dq_turn;  // [B, Hq, row_tiles], zeroed; read in deterministic mode only
+  int* ticket;       // zeroed; the number of the next block, in deterministic mode only
   int column_tiles;
   const int32_t* heads_in_turns;  // see BlockPlace; null: free order
 };
@@ -129,8 +131,14 @@ __global__ void __launch_bounds__(Config::kThreads)
   const BackwardParams& params = arguments.params;
   const Shape& shape = params.shape;
   const int thread = threadIdx.x;
-  const BlockPlace place(shape, arguments.column_tiles, arguments.heads_in_turns,
-                         static_cast<int>(blockIdx.x));
+  int number = static_cast<int>(blockIdx.x);
+  if constexpr (Config::kDeterministic) {
+    // A block that waits for another's turn must know that the other runs, whichever order blocks start in.
+    if (thread == 0) smem.number = atomicAdd(arguments.ticket, 1);
+    __syncthreads();
+    number = smem.number;
+  }
+  const BlockPlace place(shape, arguments.column_tiles, arguments.heads_in_turns, number);
   const int column_tile = place.column_tile, head_k = place.head_k, batch = place.batch;
   const int group = shape.heads_q / shape.heads_k;
   const int64_t column_begin = int64_t{column_tile} * kBlockN;

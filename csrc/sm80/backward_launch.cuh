@@ -9,7 +9,7 @@ namespace flashmask::sm80 {
 
 // Offsets into the workspace, in bytes.
 struct BackwardPlan {
-  int64_t mask, lse, delta, empty, heads, dq, turns, total;
+  int64_t mask, lse, delta, empty, heads, dq, turns, ticket, total;
 };
 
 template <class Config>
@@ -26,6 +26,7 @@ BackwardPlan plan_backward(const BackwardParams& params) {
   plan.heads = parts.reserve(Config::kDeterministic ? 4 : 0);
   plan.dq = parts.reserve(wants_dq ? tiles * DqWorkspace<Config>::kTileFloats * 4 : 0);
   plan.turns = parts.reserve(wants_dq && Config::kDeterministic ? tiles * 4 : 0);
+  plan.ticket = parts.reserve(Config::kDeterministic ? 4 : 0);
   plan.total = parts.end();
   return plan;
 }
@@ -54,6 +55,7 @@ cudaError_t launch_backward(const BackwardParams& params) {
                     static_cast<int>(ceil_div(shape.seqlen_q, Config::kBlockM))};
   arguments.dq = reinterpret_cast<float*>(workspace + plan.dq);
   arguments.dq_turn = reinterpret_cast<int32_t*>(workspace + plan.turns);
+  arguments.ticket = reinterpret_cast<int*>(workspace + plan.ticket);
   arguments.column_tiles = arguments.mask.tile_count;
 
   const auto row_blocks = static_cast<unsigned>(shape.batch * shape.heads_q * arguments.rows.tiles);

@@ -42,7 +42,7 @@ struct BackwardArguments {
   int32_t* dq_cleared;  // whether dQ is; null where it always is, or never
   int column_tiles;
   int work_count;   // column_tiles * Hk * B
-  int* ticket;      // zeroed; the number of the column tile that a persistent block takes next
+  int* ticket;      // zeroed; the number of the column tile that is taken next, where blocks draw them
   TileOrder order;  // see BlockPlace
 };
 

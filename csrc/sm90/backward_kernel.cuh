@@ -40,6 +40,7 @@ struct BackwardConfig {
   static constexpr int kQStages = kQStages_;  // of Q and what comes with it
   static constexpr int kStages = 2;           // of dO and what comes with it, and of dS
   static constexpr bool kPersistent = true;   // a block takes column tiles until none is left
+  static constexpr bool kTickets = true;      // and draws their numbers
   // The first that comes to a row tile's dQ stores it, so that nobody clears it; in free order only where few
   // come (kFewVisits).
   static constexpr bool kFirstStores = true;
@@ -493,7 +494,7 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (threadIdx.x == 0) {
     smem.init_barriers();
     fence_barrier_init();
-    if constexpr (Config::kPersistent) smem.first = atomicAdd(arguments.ticket, 1);
+    if constexpr (Config::kTickets) smem.first = atomicAdd(arguments.ticket, 1);
   } else if (threadIdx.x == 32) {
     prefetch_descriptor(&arguments.k);
     prefetch_descriptor(&arguments.v);

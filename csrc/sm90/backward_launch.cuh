@@ -39,7 +39,7 @@ BackwardPlan plan_backward(const BackwardParams& params) {
   plan.dq = parts.reserve(wants_dq ? tiles * DqWorkspace<Config>::kTileFloats * 4 : 0);
   plan.turns = parts.reserve(
       wants_dq && (Config::kDeterministic || Config::kFirstStores) ? tiles * Config::kTurns * 4 : 0);
-  plan.ticket = parts.reserve(Config::kPersistent ? 4 : 0);
+  plan.ticket = parts.reserve(Config::kTickets ? 4 : 0);
   plan.total = parts.end();
   return plan;
 }

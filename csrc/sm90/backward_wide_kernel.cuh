@@ -33,6 +33,8 @@ struct WideBackwardConfig {
   static constexpr int kHelpers = kDeterministic ? 1 : 0;
   static constexpr int kTurns = kConsumers;  // counters of a row tile
   static constexpr bool kFirstStores = false, kPersistent = false;
+  // A block that waits for another's turn must know that the other runs, whichever order blocks start in.
+  static constexpr bool kTickets = kDeterministic;
   static constexpr int kThreads = 128 * (1 + kConsumers);
   // Of a consumer.
   static constexpr bool kDqByRows = false;
@@ -70,6 +72,7 @@ struct WideBackwardConfig {
     alignas(128) float delta[kStages][kBlockM];
     alignas(128) Slot slots[kStages][kMaxSlots][kBlockN];
     Step steps[kStages];
+    int first;               // the number of the block's column tile, where it draws it
     int turns[kStages];      // what the counters of a step's row tile hold when it is this block's turn
     BlockPlace place, next;  // these two and the runs as in BackwardConfig
     RowRuns runs;

@@ -22,7 +22,7 @@ class RowProducer {
 
   __device__ __forceinline__ void run() {
     int number = static_cast<int>(blockIdx.x);
-    if constexpr (Config::kPersistent) number = smem_.first;
+    if constexpr (Config::kTickets) number = smem_.first;
     bool more = false;
     do {
       __syncwarp();  // the place before is read no more

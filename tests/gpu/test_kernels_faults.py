@@ -170,6 +170,20 @@ def test_what_was_not_built_is_refused(kernels: Kernels, seed: int) -> None:
         run(kernels, make_problem(seed, dtype="float32"))
 
 
+def test_what_no_kernel_takes_is_refused(kernels: Kernels, seed: int) -> None:
+    with pytest.raises(KernelError, match="head dims are not multiples of 8"):
+        run(kernels, make_problem(seed, head_dim=36))
+    x = make_problem(seed, head_dim=64)
+    memory = torch.zeros(x.q.numel() + 8, dtype=x.q.dtype).cuda()
+    shifted = memory[4:-4].view(x.q.shape)
+    long_rows = torch.zeros((*x.q.shape[:3], 68), dtype=x.q.dtype).cuda()[..., :64]
+    for q in (shifted, long_rows):
+        with pytest.raises(KernelError, match="address or strides are not multiples of 16 bytes"):
+            run(kernels, replace(x, q=q))
+    with pytest.raises(KernelError, match="address or strides are not multiples of 16 bytes"):
+        run(kernels, replace(x, dout=long_rows))
+
+
 # Wrong gradients.
 
 

@@ -143,15 +143,21 @@ CUDA_KERNELS = ("sm80_forward_d64_bf16", "sm80_backward_d64_bf16", "sm80_forward
         (CUDA_KERNELS, "1,64,64,8,8,64,60", "float16", 1, "NO KERNEL (CUDA kernels take head dims that are"),
         (CUDA_KERNELS, "1,64,64,8,8,256", "float16", 1, "NO KERNEL (too wide)"),
         (CUDA_KERNELS, "1,64,64,8,8,64", "float16", 0, "gpu: CUDA (forward: tiles; backward: tiles)"),
+        (
+            *(CUDA_KERNELS, "1,64,64,8,8,128", "float16", 0),
+            "(forward: tiles; forward without startend_row_indices: wide tiles; backward: tiles)",
+        ),
     ],
 )
 def test_info_says_which_cuda_kernel_would_run(capsys, monkeypatch, kernels, shape, dtype, status, reason):
     pytest.importorskip("paddle")
     from paddle_flashmask import _ops
 
-    def describe(dtype, shape, *, backward, dropout, deterministic):
+    def describe(dtype, shape, *, backward, bounds, dropout, deterministic):
         assert (dropout, deterministic) == (False, False)
-        return (True, "tiles") if shape[5] <= 192 else (False, "too wide")
+        if shape[5] > 192:
+            return False, "too wide"
+        return True, "wide tiles" if shape[5] == 128 and not backward and bounds == 0 else "tiles"
 
     monkeypatch.setattr(_ops, "cuda_kernels", lambda: kernels)
     monkeypatch.setattr(_ops, "cuda_targets", lambda: ("80", "90"))
@@ -169,8 +175,8 @@ def test_info_asks_for_what_is_wanted(capsys, monkeypatch):
 
     asked = []
 
-    def describe(dtype, shape, *, backward, dropout, deterministic):
-        asked.append((dtype, shape, backward, dropout, deterministic))
+    def describe(dtype, shape, *, backward, bounds, dropout, deterministic):
+        asked.append((dtype, shape, backward, bounds, dropout, deterministic))
         return True, "tiles"
 
     monkeypatch.setattr(_ops, "cuda_kernels", lambda: CUDA_KERNELS)
@@ -179,7 +185,11 @@ def test_info_asks_for_what_is_wanted(capsys, monkeypatch):
     wanted = ["--shape", "1,1,9,8,2,64", "--dtype", "bfloat16", "--dropout", "--deterministic"]
     assert run(capsys, "info", *wanted, "--device", "gpu")[0] == 0
     shape = (1, 1, 9, 8, 2, 64, 64)
-    assert asked == [("bfloat16", shape, False, True, False), ("bfloat16", shape, True, True, True)]
+    assert asked == [
+        ("bfloat16", shape, backward, bounds, True, backward)
+        for backward in (False, True)
+        for bounds in (1, 0)
+    ]
 
 
 def test_info_without_operators_says_how_to_build_them(capsys, monkeypatch):

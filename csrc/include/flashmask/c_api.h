@@ -27,8 +27,9 @@ FLASHMASK_API int flashmask_cpu_backward(const flashmask::BackwardParams* params
 FLASHMASK_API int32_t flashmask_cpu_threads();
 
 // Device kernels, of a family: 0 the best of those that the current device can run, 80 the portable ones, 90
-// those for Hopper. *_workspace says how many bytes of device memory params->workspace must offer (256-byte
-// aligned). The passes launch to params->stream on the current device and do not synchronise.
+// those for Hopper. Tensors start at, and have strides of, multiples of 16 bytes. *_workspace says how many
+// bytes of device memory params->workspace must offer (256-byte aligned). The passes launch to params->stream
+// on the current device and do not synchronise.
 FLASHMASK_API int flashmask_cuda_forward_workspace(int32_t family, const flashmask::ForwardParams* params,
                                                    int64_t* bytes, char* message, size_t capacity);
 FLASHMASK_API int flashmask_cuda_forward(int32_t family, const flashmask::ForwardParams* params,
@@ -44,10 +45,10 @@ FLASHMASK_API int flashmask_cuda_forward_describe(int32_t family, const flashmas
                                                   char* message, size_t capacity);
 
 // Says which of the built kernels the current device would run for a shape, and why that family, in
-// `message`; what is not said is as in production, with one mask for all heads. Returns nonzero, and why, if
-// there is none.
+// `message`; `bounds` is C, 0 without index vectors, and what is not said is as in production, with one mask
+// for all heads. Returns nonzero, and why, if there is none.
 FLASHMASK_API int flashmask_cuda_describe(int32_t family, int32_t backward, flashmask::DType dtype,
-                                          const flashmask::Shape* shape, int32_t dropout,
+                                          const flashmask::Shape* shape, int32_t bounds, int32_t dropout,
                                           int32_t deterministic, char* message, size_t capacity);
 
 // For tests: kinds [Bm, Hm, ceil(Sq / block_m), ceil(Sk / block_n)] receives each tile's TileKind (0 masked,
