@@ -72,13 +72,13 @@ struct WideBackwardConfig {
     alignas(128) float delta[kStages][kBlockM];
     alignas(128) Slot slots[kStages][kMaxSlots][kBlockN];
     Step steps[kStages];
-    int first;               // the number of the block's column tile, where it draws it
     int turns[kStages];      // what the counters of a step's row tile hold when it is this block's turn
     BlockPlace place, next;  // these two and the runs as in BackwardConfig
     RowRuns runs;
     NearTiles near;
     Barrier kv_full;
     Barrier q_full[kStages], q_empty[kStages], dout_full[kStages], dout_empty[kStages], turns_full[kStages];
+    int first;  // the number of the block's column tile, where blocks draw them; further up it costs spills
 
     __device__ __forceinline__ void init_barriers() {
       kv_full.init(1);
