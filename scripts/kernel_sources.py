@@ -68,7 +68,7 @@ def operator_flags(paddle_include: Path, *, with_cuda: bool) -> list[str]:
     ]
 
 
-# What the CUDA kernels can be compiled for. Code for 8.0 also runs on 8.6 and 8.9; PTX serves what follows 9.0.
+# What the CUDA kernels can be compiled for. Code for 8.0 also runs on 8.6 and 8.9, PTX on what follows 9.0.
 # 80-on-90 is for tests: what the portable kernels are on cards before Hopper, as code that a Hopper runs.
 CUDA_TARGETS = {
     "80": "-gencode=arch=compute_80,code=sm_80",
