@@ -113,6 +113,17 @@ def test_skipping_changes_no_bit_with_any_indices(
     assert_skipping_changes_nothing(kernels, problem, f"causal={causal}, C={bounds}")
 
 
+@pytest.mark.parametrize("name", ["causal_document", "share_question", "random_eviction"])
+@pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
+@pytest.mark.parametrize("padded", [(8, 8), (40, 40), (104, 72), (136, 136), (200, 120), (248, 248)], ids=str)
+def test_skipping_changes_no_bit_of_head_dims_between(
+    kernels: Kernels, seed: int, padded: tuple[int, int], dtype: str, name: str
+) -> None:
+    """Those that the kernel of the next larger ones serves, with zeros behind them."""
+    problem = grouped_problem(seed, padded, named_options(name), dtype=dtype)
+    assert_skipping_changes_nothing(kernels, problem, name)
+
+
 @head_dims
 def test_skipping_changes_no_bit_where_warpgroups_see_nothing(
     kernels: Kernels, rng: np.random.Generator, head_dims: tuple[int, int]
