@@ -43,9 +43,9 @@ cudaError_t current_device(Device* out) {
   if (error == cudaSuccess) {
     error = cudaDeviceGetAttribute(&smem_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   }
-  // For tests: what a smaller card would take.
+  // For tests: what a smaller card would take. No number is 0, for which there is no kernel.
   if (const char* limit = std::getenv("FLASHMASK_TEST_SHARED_MEMORY"))
-    smem_limit = std::min(smem_limit, std::atoi(limit));
+    smem_limit = std::min(smem_limit, std::max(std::atoi(limit), 0));
   out->smem_limit = static_cast<size_t>(smem_limit);
   return error;
 }
@@ -85,20 +85,30 @@ const BackwardKernel* search(const KernelTable& table, const BackwardParams& par
   return tightest(table.backward, table.backward_count, params, smem_limit);
 }
 
-// What every kernel takes for granted of a tensor: 16-byte copies.
-bool is_aligned(const Tensor& tensor) {
-  const bool strides =
-      tensor.stride_batch % 8 == 0 && tensor.stride_seq % 8 == 0 && tensor.stride_head % 8 == 0;
-  return strides && reinterpret_cast<uintptr_t>(tensor.data) % 16 == 0;
+// What every kernel takes for granted of a tensor that is there: 16-byte copies. The stride of a single
+// sample, token or head leads nowhere, and may be anything.
+bool is_aligned(const Tensor& tensor, int64_t batch, int64_t tokens, int64_t heads) {
+  const auto fits = [](int64_t stride, int64_t count) { return stride % 8 == 0 || count <= 1; };
+  return tensor.data == nullptr ||
+         (fits(tensor.stride_batch, batch) && fits(tensor.stride_seq, tokens) &&
+          fits(tensor.stride_head, heads) && reinterpret_cast<uintptr_t>(tensor.data) % 16 == 0);
 }
 
-bool are_aligned(std::initializer_list<Tensor> tensors) {
-  return std::all_of(tensors.begin(), tensors.end(), is_aligned);
+bool are_aligned(const Shape& shape, std::initializer_list<Tensor> of_queries,
+                 std::initializer_list<Tensor> of_keys) {
+  const auto of_query = [&](const Tensor& t) {
+    return is_aligned(t, shape.batch, shape.seqlen_q, shape.heads_q);
+  };
+  const auto of_key = [&](const Tensor& t) {
+    return is_aligned(t, shape.batch, shape.seqlen_k, shape.heads_k);
+  };
+  return std::all_of(of_queries.begin(), of_queries.end(), of_query) &&
+         std::all_of(of_keys.begin(), of_keys.end(), of_key);
 }
 
-bool are_aligned(const ForwardParams& p) { return are_aligned({p.q, p.k, p.v, p.o}); }
+bool are_aligned(const ForwardParams& p) { return are_aligned(p.shape, {p.q, p.o}, {p.k, p.v}); }
 bool are_aligned(const BackwardParams& p) {
-  return are_aligned({p.q, p.k, p.v, p.o, p.dout, p.dq, p.dk, p.dv});
+  return are_aligned(p.shape, {p.q, p.o, p.dout, p.dq}, {p.k, p.v, p.dk, p.dv});
 }
 
 // Why no kernel can take the call, whatever was built; null if one might.

@@ -87,22 +87,20 @@ __global__ void mask_prepass_kernel(Mask mask, Shape shape, MaskTiles out) {
 
 constexpr int kChoiceThreads = 1024;
 
-// As many heads as fit into `held_bytes`, or `needed`, at most 32, and as many in every round. Blocks that
-// run together soon stand anywhere in a head's rows, so all that they visit must stay in L2 until the last of
-// them has passed, or every step comes from memory (docs/kernel-notes.md has the measurements). `head_bytes`
-// is that share of a head, `planes` how many heads all samples have.
-__device__ int32_t choose_heads_in_turns(int64_t planes, int64_t head_bytes, int64_t held_bytes,
-                                         int64_t needed = 1) {
+// As many heads as are held, at least 1 and at most 32, and as many in every round. `planes` is how many
+// heads all samples have.
+__device__ int32_t choose_heads_in_turns(int64_t planes, int64_t held) {
   constexpr int64_t kMost = 32;
-  const int64_t held = held_bytes / max(head_bytes, int64_t{1});
-  const int64_t most = min(max(held, needed), kMost);
+  const int64_t most = min(max(held, int64_t{1}), kMost);
   const int64_t rounds = max(ceil_div(planes, most), int64_t{1});
   return static_cast<int32_t>(max(ceil_div(planes, rounds), int64_t{1}));
 }
 
-// What a head's tiles share, when `walks` of them visit `visited` tiles of `block` of the other operand's
-// `seqlen` tokens in all. Neighbours visit nearly the same tokens; together twice as many as one does on
-// average, since under causality the longest walk is twice the average one.
+// What a head's tiles share. Blocks that run together soon stand anywhere in a head's rows, so all that they
+// visit must stay in L2 until the last of them has passed, or every step comes from memory
+// (docs/kernel-notes.md has the measurements). When `walks` of them visit `visited` tiles of `block` of the
+// other operand's `seqlen` tokens in all, neighbours visit nearly the same tokens; together twice as many as
+// one does on average, since under causality the longest walk is twice the average one.
 __device__ int64_t shared_bytes_of_head(int64_t seqlen, int64_t visited, int64_t walks, int block,
                                         int64_t token_bytes) {
   const int64_t average = visited * block / max(walks, int64_t{1});
@@ -129,12 +127,39 @@ __device__ int64_t count_visits(const MaskTiles& mask, const Shape& shape, int b
   return static_cast<int64_t>(visited);
 }
 
-// How many heads' steps, divided among the blocks that run, take longer than the chain of hand-overs through
-// one: a row tile may be visited by all column tiles, one after the other.
-__device__ int64_t heads_that_hide_hand_overs(const MaskTiles& mask, int64_t visited, int group) {
-  constexpr int64_t kStepsOfHandOver = 2;
-  const int64_t steps_of_head = max(group * visited / (int64_t{mask.batch} * mask.heads), int64_t{1});
-  return ceil_div(kStepsOfHandOver * mask.tile_count * kWave, steps_of_head);
+// By how many steps the chain of hand-overs through the first or the last row tile outlasts the longest walk,
+// if a hand-over takes a step and all column tiles of the first mask plane start together: all of them come
+// to the first row tile at once, and to the last one when they have walked. Under causality they come one by
+// one as it is, and nothing is outlasted. Called by a whole block of kChoiceThreads.
+__device__ int queue_in_steps(const MaskTiles& mask, const Shape& shape, int block_m) {
+  __shared__ int at_first, begin, longest, latest;
+  if (threadIdx.x == 0) at_first = longest = latest = 0, begin = mask.tile_count;
+  __syncthreads();
+  const int row_tiles = static_cast<int>(ceil_div(shape.seqlen_q, block_m));
+  for (int tile = threadIdx.x; tile < mask.tile_count; tile += kChoiceThreads) {
+    RowRuns runs;
+    runs.build(mask, plane_at(mask, 0), tile, static_cast<int>(shape.seqlen_q), block_m, row_tiles);
+    if (runs.next(0) == 0) atomicAdd(&at_first, 1);
+    if (runs.next(row_tiles - 1) == row_tiles - 1) {
+      const int walk = runs.count(row_tiles);
+      atomicMin(&begin, tile);  // the last to add, as column tiles descend
+      atomicMax(&longest, walk);
+      atomicMax(&latest, walk + tile);
+    }
+  }
+  __syncthreads();
+  return max(at_first, latest - begin - longest);
+}
+
+// How many heads' steps, divided among the blocks that run, take twice as long as a chain of hand-overs
+// through all column tiles; 1 where there is no such chain. `visited` as count_visits() says.
+__device__ int64_t heads_that_hide_hand_overs(const MaskTiles& mask, const Shape& shape, int block_m,
+                                              int64_t visited) {
+  constexpr int64_t kTimes = 2;
+  const int64_t planes = int64_t{mask.batch} * mask.heads;
+  if (planes == 0 || queue_in_steps(mask, shape, block_m) < mask.tile_count / 4) return 1;
+  const int64_t steps_of_head = max(shape.heads_q / shape.heads_k * visited / planes, int64_t{1});
+  return ceil_div(kTimes * mask.tile_count * kWave, steps_of_head);
 }
 
 // One block.
@@ -142,13 +167,16 @@ __global__ void heads_choice_kernel(const __grid_constant__ MaskTiles mask,
                                     const __grid_constant__ Shape shape, int block_m, int64_t row_bytes,
                                     int64_t l2_bytes, int32_t* heads_in_turns) {
   const int64_t visited = count_visits(mask, shape, block_m);
+  const int64_t hiding = heads_that_hide_hand_overs(mask, shape, block_m, visited);
   if (threadIdx.x == 0) {
     const int64_t column_tiles = int64_t{mask.batch} * mask.heads * mask.tile_count;
-    const int64_t bytes = shape.heads_q / shape.heads_k *
-                          shared_bytes_of_head(shape.seqlen_q, visited, column_tiles, block_m, row_bytes);
-    *heads_in_turns =
-        choose_heads_in_turns(shape.batch * shape.heads_k, bytes, l2_bytes * 5 / 8,
-                              heads_that_hide_hand_overs(mask, visited, shape.heads_q / shape.heads_k));
+    const int64_t bytes =
+        max(shape.heads_q / shape.heads_k *
+                shared_bytes_of_head(shape.seqlen_q, visited, column_tiles, block_m, row_bytes),
+            int64_t{1});
+    // Nothing is lost while five eighths of L2 hold them; little while it does, and a chain costs more.
+    const int64_t held = max(l2_bytes * 5 / 8 / bytes, min(hiding, l2_bytes * 7 / 8 / bytes));
+    *heads_in_turns = choose_heads_in_turns(shape.batch * shape.heads_k, held);
   }
 }
 
@@ -254,7 +282,8 @@ __global__ void tile_order_kernel(const __grid_constant__ MaskTiles mask, const 
         shared_bytes_of_head(kRows ? shape.seqlen_k : shape.seqlen_q, static_cast<int64_t>(visited) / members,
                              tiles, kRows ? mask.block_n : block_m, token_bytes);
     // Two thirds of 50 MB hold 32 MB: heads of two to a power of bytes, of which 5/8 would cut one off.
-    *order.heads_in_turns = choose_heads_in_turns(shape.batch * heads, bytes, l2_bytes * 2 / 3);
+    *order.heads_in_turns =
+        choose_heads_in_turns(shape.batch * heads, l2_bytes * 2 / 3 / max(bytes, int64_t{1}));
   }
 }
 

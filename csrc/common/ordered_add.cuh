@@ -2,11 +2,11 @@
 //
 // One counter a row tile holds 1 + the column tile that added last (0: none yet). A block waits for the one
 // before it among the *visiting* column tiles, which it finds from the mask, so that skipped tiles neither
-// wait nor are waited for. Blocks start in descending order of column tiles within a head, so the one waited
-// for is running or done. (Where a block takes one column tile after another, DqWriter says why nobody waits
-// for ever.) Under causality the diagonal's block then adds first and every other reaches that
-// row later by itself: in ascending order all blocks would march through the rows in step, and the triangle
-// would take as long as the square.
+// wait nor are waited for. Blocks draw tickets for a head's column tiles in descending order, so the one
+// waited for is running or done, whichever order blocks start in. (Where a block takes one column tile after
+// another, DqWriter says why nobody waits for ever.) Under causality the diagonal's block then adds first and
+// every other reaches that row later by itself: in ascending order all blocks would march through the rows in
+// step, and the triangle would take as long as the square.
 //
 // A step need not wait when the turn has come before it asks. So it looks up who comes before it, and what
 // the counter holds, long before it adds: in the step, finding out must not take longer than not finding out.

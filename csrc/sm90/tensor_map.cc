@@ -26,7 +26,8 @@ cudaError_t encode_boxes(CUtensorMap* map, void* data, DType dtype, const int64_
   cuuint32_t box_extents[kRank], element_strides[kRank];
   for (int i = 0; i < kRank; ++i) {
     extents[i] = static_cast<cuuint64_t>(sizes[i]);
-    if (i > 0) steps[i - 1] = static_cast<cuuint64_t>(strides[i - 1] * kElementBytes);
+    // The stride of a single one leads nowhere, but must be a multiple of 16 bytes.
+    if (i > 0) steps[i - 1] = static_cast<cuuint64_t>(sizes[i] > 1 ? strides[i - 1] * kElementBytes : 16);
     box_extents[i] = static_cast<cuuint32_t>(box[i]);
     element_strides[i] = 1;
   }

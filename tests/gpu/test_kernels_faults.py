@@ -184,6 +184,19 @@ def test_what_no_kernel_takes_is_refused(kernels: Kernels, seed: int) -> None:
         run(kernels, replace(x, dout=long_rows))
 
 
+def test_the_stride_of_a_single_one_may_be_anything(kernels: Kernels, seed: int) -> None:
+    x = make_problem(seed, seqlen_q=1, seqlen_k=200, heads_q=1, head_dim=64)
+    expected = run(kernels, x)
+    odd = replace(
+        x,
+        q=x.q.as_strided(x.q.shape, (1, 3, 5, 1)),
+        dout=x.dout.as_strided(x.dout.shape, (7, 1, 1, 1)),
+        k=x.k.as_strided(x.k.shape, (1, 64, 1, 1)),
+        v=x.v.as_strided(x.v.shape, (1, 64, 3, 1)),
+    )
+    assert_same_bits(run(kernels, odd), expected, "odd strides")
+
+
 # Wrong gradients.
 
 

@@ -55,8 +55,8 @@ def test_long_random_cases(kernels: Kernels, rng: np.random.Generator, index: in
 def test_more_column_tiles_than_one_scan_takes(
     kernels: Kernels, rng: np.random.Generator, causal: bool, bounds: int
 ) -> None:
-    """The forward scan takes 4096 column tiles at a time, of 64 columns at this head dim."""
-    seqlen_q, seqlen_k = 150, 4096 * 64 + 5000
+    """The portable forward's scan takes 2048 column tiles at a time, of 64 columns at this head dim."""
+    seqlen_q, seqlen_k = 150, 2 * 2048 * 64 + 5000
     indices = draw_indices(rng, (1, 1, seqlen_k, bounds), seqlen_q)
     problem = make_problem(
         int(rng.integers(2**31)),
@@ -67,6 +67,17 @@ def test_more_column_tiles_than_one_scan_takes(
         options=Options(indices=torch.from_numpy(indices).cuda(), causal=causal),
     )
     assert_matches(run(kernels, problem), problem, f"causal={causal}, C={bounds}")
+
+
+@pytest.mark.parametrize("visit", ["skip", "all"])
+@pytest.mark.parametrize("causal", [False, True])
+def test_more_column_tiles_than_one_scan_takes_without_indices(
+    kernels: Kernels, seed: int, causal: bool, visit: str
+) -> None:
+    """Then the first column tile is loaded before the scan."""
+    options = Options(causal=causal, visit=visit)
+    problem = make_problem(seed, seqlen_q=150, seqlen_k=270_000, heads_q=1, head_dim=32, options=options)
+    assert_matches(run(kernels, problem), problem, f"causal={causal}, {visit}")
 
 
 def problem_of(case: Case) -> Problem:

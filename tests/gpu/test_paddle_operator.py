@@ -14,7 +14,6 @@ CPU the current one.
 from __future__ import annotations
 
 from collections.abc import Iterator
-from contextlib import nullcontext
 from typing import Any
 
 import numpy as np
@@ -146,6 +145,8 @@ CASES = [
     make_case("D 128", mask="causal_document", head_dim=128, head_dim_v=128),
     make_case("D 192, Dv 128", mask="causal_document", head_dim=192, head_dim_v=128),
     make_case("D 64, Dv 128", mask="document", head_dim=64, head_dim_v=128, dtype="float16"),
+    # Up to 16 column tiles add to a row of dQ.
+    make_case("2K", mask="random_eviction", seqlen_q=2048, seqlen_k=2048, head_dim=128, head_dim_v=128),
     # Lengths: one row, one key, odd, Sq != Sk both ways (with rows that see nothing), several tiles, 8K.
     make_case("one by one", mask="full", seqlen_q=1, seqlen_k=1),
     make_case("one row", mask="causal", seqlen_q=1, seqlen_k=517),
@@ -193,7 +194,7 @@ def test_skipping_changes_no_bit(name, visit):
     assert_same_bits(run(case, deterministic=True), run(case, deterministic=True, visit=visit))
 
 
-@pytest.mark.parametrize("name", ["share_question", "D 128", "dropout"])
+@pytest.mark.parametrize("name", ["share_question", "2K", "dropout"])
 def test_deterministic_backward_repeats_its_bits(name):
     case = BY_NAME[name]
     first = run(case, deterministic=True)
@@ -205,7 +206,7 @@ def test_deterministic_backward_repeats_its_bits(name):
 @pytest.mark.parametrize("call", [attention, flashmask_attention])
 def test_paddles_flag_makes_the_backward_deterministic(call, monkeypatch):
     """The only way to ask flashmask_attention for it."""
-    case = BY_NAME["D 128"]
+    case = BY_NAME["2K"]
     x = make_inputs(case)
     asked = []
     operator = _ops.flashmask
@@ -361,8 +362,7 @@ def test_launches_go_to_the_current_stream():
     assert running == (True, False)
 
 
-@pytest.mark.parametrize("side", [False, True])
-def test_indices_may_be_freed_while_the_kernel_runs(rng, side):
+def test_indices_may_be_freed_while_the_kernel_runs(rng):
     """Whoever gets their memory next writes to it behind the kernel."""
     shape = (1, 8192, 32, 128)
     q, k, v = (to_device(rng.standard_normal(shape).astype(np.float32), "bfloat16") for _ in range(3))
@@ -370,14 +370,11 @@ def test_indices_may_be_freed_while_the_kernel_runs(rng, side):
     kept = to_device(indices)
     expected = to_host(_ops.flashmask(q, k, v, kept, causal=causal, softmax_scale=0.1)[0])
 
-    stream = paddle.device.cuda.Stream()
-    with paddle.device.cuda.stream_guard(stream) if side else nullcontext():
-        freed = to_device(indices)
-        out = _ops.flashmask(q, k, v, freed, causal=causal, softmax_scale=0.1)[0]
-        del freed
-        for _ in range(8):
-            to_device(np.zeros_like(indices))  # as indices they would mask everything
-    stream.synchronize()
+    freed = to_device(indices)
+    out = _ops.flashmask(q, k, v, freed, causal=causal, softmax_scale=0.1)[0]
+    del freed
+    for _ in range(8):
+        to_device(np.zeros_like(indices))  # as indices they would mask everything
     np.testing.assert_array_equal(to_host(out), expected)
 
 
