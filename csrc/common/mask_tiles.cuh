@@ -138,31 +138,46 @@ __device__ __forceinline__ uint32_t touch_bits_of_any(uint32_t slots) {
   return slots | slots << kStartShift | slots << kEndShift;
 }
 
-// `extremes_of_slot(s)` gives those of slot s.
-template <class ExtremesOfSlot>
+// `extremes_of_slot(s)` gives those of slot s. kAtOnce asks for all before it looks at any: one latency
+// instead of one a slot, for more registers.
+template <bool kAtOnce = false, class ExtremesOfSlot>
 __device__ __forceinline__ TileVisit visit_rows(const MaskTiles& mask, ExtremesOfSlot extremes_of_slot,
                                                 int row_begin, int row_end) {
   if (mask.visit_all) return {true, touch_bits_of_any((1u << mask.slot_count) - 1)};
   const TileRange rows{row_begin, row_end, 0, 0};
   TileVisit visit{true, 0};
-  for (int s = 0; s < mask.slot_count; ++s) {
-    const SlotExtremes e = extremes_of_slot(s);
+  const auto look = [&](int s, const SlotExtremes& e) {
     if (covers(e, rows)) visit.visited = false;
     if (touches(e, rows)) visit.touched |= touch_bits(s, e.start_max, e.end_min, row_begin, row_end);
+  };
+  if constexpr (kAtOnce) {
+    SlotExtremes extremes[kMaxSlots];
+#pragma unroll
+    for (int s = 0; s < kMaxSlots; ++s) {
+      if (s < mask.slot_count) extremes[s] = extremes_of_slot(s);
+    }
+#pragma unroll
+    for (int s = 0; s < kMaxSlots; ++s) {
+      if (s < mask.slot_count) look(s, extremes[s]);
+    }
+  } else {
+    for (int s = 0; s < mask.slot_count; ++s) look(s, extremes_of_slot(s));
   }
   return visit;
 }
 
+template <bool kAtOnce = false>
 __device__ __forceinline__ TileVisit visit_tile(const MaskTiles& mask, const MaskPlane& plane, int tile,
                                                 int row_begin, int row_end) {
-  return visit_rows(
+  return visit_rows<kAtOnce>(
       mask, [&](int s) { return load_extremes(plane.tiles + s * mask.tile_count + tile); }, row_begin,
       row_end);
 }
 
+template <bool kAtOnce = false>
 __device__ __forceinline__ bool visits_group(const MaskTiles& mask, const MaskPlane& plane, int group,
                                              int row_begin, int row_end) {
-  return visit_rows(
+  return visit_rows<kAtOnce>(
              mask, [&](int s) { return load_extremes(plane.groups + s * mask.group_count + group); },
              row_begin, row_end)
       .visited;

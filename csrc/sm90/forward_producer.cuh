@@ -29,6 +29,9 @@ class Producer {
   }
 
  private:
+  // The extremes of all slots: nobody hides a latency from a lone warp.
+  static constexpr bool kAtOnce = true;
+
   // Words of Step::touched.
   struct Views {
     uint32_t touched[Config::kViews];
@@ -59,12 +62,12 @@ class Producer {
 
     for (int base = span.begin / kTilesPerGroup; base < group_end; base += 32) {
       const bool live =
-          base + lane_ < group_end && visits_group(mask, plane, base + lane_, row_begin, row_end);
+          base + lane_ < group_end && visits_group<kAtOnce>(mask, plane, base + lane_, row_begin, row_end);
       for (uint32_t groups = __ballot_sync(~0u, live); groups != 0; groups &= groups - 1) {
         const int first = (base + __ffs(static_cast<int>(groups)) - 1) * kTilesPerGroup;
         TileVisit visit{false, 0};
         if (first + lane_ < span.end && (!Config::kSplit || first + lane_ >= span.begin))
-          visit = visit_tile(mask, plane, first + lane_, row_begin, row_end);
+          visit = visit_tile<kAtOnce>(mask, plane, first + lane_, row_begin, row_end);
         Views views{};
         if constexpr (!Config::kByGroup) {
           views.touched[0] = visit.touched;
@@ -99,7 +102,7 @@ class Producer {
 #pragma unroll
     for (int g = 0; g < Config::kViews; ++g) {
       const int begin = row_begin + g * group_rows, end = min(row_end, begin + group_rows);
-      const TileVisit visit = visit_tile(arguments_.mask, plane, tile, begin, end);
+      const TileVisit visit = visit_tile<kAtOnce>(arguments_.mask, plane, tile, begin, end);
       views.touched[g] = begin < end && visit.visited ? visit.touched : Config::kHidden;
     }
     return views;
