@@ -508,6 +508,49 @@ def test_what_fails_or_was_left_out_is_no_pass(
     assert "8 of 8" in call([*before, wrong, replace(before[0], run=replace(later, started="2028"))])
 
 
+def test_sources_are_what_an_architecture_is_compiled_from(tmp_path: Path) -> None:
+    texts = {
+        "scripts/kernel_sources.py": "",
+        "csrc/common/dispatch.cc": '#include "common/table.h"\n',
+        "csrc/common/table.h": "",
+        "csrc/common/order.cuh": "",
+        "csrc/common/prepass.h": '#include "flashmask/params.h"\n',
+        "csrc/common/prepass.cu": '#include "common/prepass.h"\n',
+        "csrc/common/only_for_tests.cu": "",
+        "csrc/include/flashmask/params.h": "",
+        "csrc/sm80/kernel.cuh": '#include "common/prepass.h"\n#include "common/order.cuh"\n',
+        "csrc/sm90/kernel.cuh": '#include "sm80/rows.cuh"\n#include "common/prepass.h"\n',
+        "csrc/sm80/rows.cuh": "",
+        "csrc/instantiations/sm80_d64.cu": '#include "sm80/kernel.cuh"\n',
+        "csrc/instantiations/sm90_d64.cu": '#include "sm90/kernel.cuh"\n',
+    }
+
+    def write(name: str, text: str) -> None:
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+
+    def changed_by(name: str) -> list[str]:
+        write(name, texts[name] + "// another\n")
+        changed = [kernels for kernels, old in before.items() if hash_sources(kernels, tmp_path) != old]
+        write(name, texts[name])
+        return changed
+
+    for name, text in texts.items():
+        write(name, text)
+    before = {kernels: hash_sources(kernels, tmp_path) for kernels in ("sm80", "sm90", "cuda")}
+    sm80, sm90 = ["sm80", "cuda"], ["sm90", "cuda"]
+    assert {name: changed_by(name) for name in texts} == {name: list(before) for name in texts} | {
+        "csrc/common/order.cuh": sm80,
+        "csrc/common/only_for_tests.cu": [],
+        "csrc/sm80/kernel.cuh": sm80,
+        "csrc/sm90/kernel.cuh": sm90,
+        "csrc/sm80/rows.cuh": sm90,
+        "csrc/instantiations/sm80_d64.cu": sm80,
+        "csrc/instantiations/sm90_d64.cu": sm90,
+    }
+
+
 def test_results_of_other_sources_are_stale(tmp_path: Path) -> None:
     run = replace(RUN, sources=hash_sources("sm90"))
     Log(tmp_path / "a.csv", ["mask"], RUN).add({"mask": "full"})

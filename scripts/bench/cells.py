@@ -220,7 +220,7 @@ class Row:
         return self.tflops / self.matmul_tflops
 
 
-INCLUDED = re.compile(r'^#include "(sm\d+/[^"]+)"', re.MULTILINE)
+INCLUDED = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 # The columns: of the run, of the case, then the row's own.
 _OWN_FIELDS = [field for field in fields(Row) if field.name not in ("run", "case")]
@@ -282,16 +282,29 @@ def is_done(
 
 
 def hash_sources(kernels: str, root: Path = ROOT) -> str:
-    """Return a short hash of everything that one architecture's kernels are compiled from."""
+    """Return a short hash of everything that one architecture's kernels are compiled from.
+
+    That is its instantiations and what chooses among them, what these include, and the sources that define
+    what a header of theirs declares.
+    """
     csrc = root / "csrc"
     families = ("sm80", "sm90") if kernels == "cuda" else (kernels,)
-    paths = {root / "scripts" / "kernel_sources.py"}
-    for folder in ("include", "common", *families):
-        paths |= {path for path in (csrc / folder).rglob("*") if path.suffix in (".h", ".cuh", ".cc", ".cu")}
+    pending = [csrc / "common" / "dispatch.cc"]
     for family in families:
-        paths |= set((csrc / "instantiations").glob(f"{family}_*"))
-    for path in list(paths):  # what a family takes from another one
-        paths |= {csrc / name for name in INCLUDED.findall(path.read_text()) if (csrc / name).exists()}
+        pending += (csrc / "instantiations").glob(f"{family}_*")
+    paths = {root / "scripts" / "kernel_sources.py"}
+    while pending:
+        path = pending.pop()
+        if path in paths:
+            continue
+        paths.add(path)
+        named = (
+            folder / name
+            for name in INCLUDED.findall(path.read_text())
+            for folder in (csrc, csrc / "include")
+        )
+        beside = (path.with_suffix(suffix) for suffix in (".cc", ".cu") if path.suffix in (".h", ".cuh"))
+        pending += (other for other in (*named, *beside) if other.exists())
     digest = hashlib.sha256()
     for path in sorted(paths):
         digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
