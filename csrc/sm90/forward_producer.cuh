@@ -29,8 +29,8 @@ class Producer {
   }
 
  private:
-  // The extremes of all slots: nobody hides a latency from a lone warp.
-  static constexpr bool kAtOnce = true;
+  // The extremes of all slots: nobody hides a latency from a lone warp. Splits have no registers left.
+  static constexpr bool kAtOnce = !Config::kSplit;
 
   // Words of Step::touched.
   struct Views {
