@@ -91,7 +91,12 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     parser.add_argument(
         "--bars", action="store_true", help="also the cases of the search, masking and memory bars"
     )
-    parser.add_argument("--seconds", type=float, default=0.5, help="per implementation, case and direction")
+    parser.add_argument(
+        "--seconds",
+        type=float,
+        default=0.5,
+        help="per implementation, case and direction; 1 at least where the search for tiles is timed",
+    )
     parser.add_argument(
         "--quick", action="store_true", help=f"8192 tokens, D=128, beside FA2, {QUICK_SECONDS} seconds each"
     )

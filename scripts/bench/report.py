@@ -171,13 +171,13 @@ def render(rows: Sequence[Row], kernels: str) -> str:
     """Return everything that was measured with one architecture's kernels as a Markdown document."""
     parts = [
         f"# {kernels} kernels",
-        "Written by scripts/bench/kernels.py from the CSV file beside it. bfloat16; q, k, v are normal; one "
-        "mask for all samples and heads. Times are medians of runs with a cold L2, in turns with peers "
-        "and with a large matmul, masks one after the other; ours include what is done with the mask. "
-        "Results were checked before timing. TFLOP/s = 4 S² D H B (1 - rho) / time forward, 2.5 times that "
-        "backward; "
-        "rho = fully masked 128x128 tiles / all; area = visible elements / all; `of matmul` = share of an "
-        "8192³ bfloat16 product's TFLOP/s. In brackets: how many times as fast as that peer ours is.",
+        "Written by scripts/bench/kernels.py from the CSV file beside it. bfloat16; q, k, v are normal; "
+        "one mask for all samples and heads. Times are medians of runs (how many, after how many "
+        "warm-ups: in that file) with a cold L2, in turns with peers and with a large matmul, masks one "
+        "after the other; ours include what is done with the mask. Results were checked before timing. "
+        "TFLOP/s = 4 S² D H B (1 - rho) / time forward, 2.5 times that backward; rho = fully masked "
+        "128x128 tiles / all; area = visible elements / all; `of matmul` = share of an 8192³ bfloat16 "
+        "product's TFLOP/s. In brackets: how many times as fast as that peer ours is.",
     ]
     for card in cards(rows, kernels):
         results = Results(rows, kernels, card)

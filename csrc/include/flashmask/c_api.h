@@ -27,10 +27,9 @@ FLASHMASK_API int flashmask_cpu_backward(const flashmask::BackwardParams* params
 FLASHMASK_API int32_t flashmask_cpu_threads();
 
 // Device kernels, of a family: 0 the best of those that the current device can run, 80 the portable ones, 90
-// those for Hopper. Tensors start at, and (but for dimensions of size 1)
-// have strides of, multiples of 16 bytes. *_workspace says how many
-// bytes of device memory params->workspace must offer (256-byte aligned). The passes launch to params->stream
-// on the current device and do not synchronise.
+// those for Hopper. Tensors start at, and (but for dimensions of size 1) have strides of, multiples of 16
+// bytes. *_workspace says how many bytes of device memory params->workspace must offer (256-byte aligned).
+// The passes launch to params->stream on the current device and do not synchronise.
 FLASHMASK_API int flashmask_cuda_forward_workspace(int32_t family, const flashmask::ForwardParams* params,
                                                    int64_t* bytes, char* message, size_t capacity);
 FLASHMASK_API int flashmask_cuda_forward(int32_t family, const flashmask::ForwardParams* params,
