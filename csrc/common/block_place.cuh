@@ -17,31 +17,39 @@ namespace flashmask {
 // Any number of heads from 1 on is safe: a head's column tiles descend with the number whatever it
 // is. Nor do results depend on it: a row tile's column tiles add in descending order, however many heads run
 // beside.
+//
+// Where the query heads of a key head are divided into parts, each part has its column tiles like a head.
 struct BlockPlace {
   int column_tile;
   int head_k;
   int batch;
+  int part;
+  int first_head, end_head;  // the query heads
 
   BlockPlace() = default;
 
   __device__ __forceinline__ BlockPlace(const Shape& shape, int column_tiles, const int32_t* heads_in_turns,
-                                        int number) {
-    const int heads_k = shape.heads_k;
+                                        int number, int parts = 1) {
+    const int heads = shape.heads_k * parts;
     int plane = number / column_tiles;
     column_tile = number % column_tiles;
     if (heads_in_turns != nullptr) {
-      const RankInPlane at(number, column_tiles, static_cast<int>(shape.batch) * heads_k,
+      const RankInPlane at(number, column_tiles, static_cast<int>(shape.batch) * heads,
                            __ldg(heads_in_turns));
       plane = at.plane;
       column_tile = column_tiles - 1 - at.rank;
     }
-    head_k = plane % heads_k;
-    batch = plane / heads_k;
+    head_k = plane % heads / parts;
+    part = plane % parts;
+    batch = plane / heads;
+    const int members = shape.heads_q / heads;
+    first_head = plane % heads * members;
+    end_head = first_head + members;
   }
 
   __device__ __forceinline__ BlockPlace(const Shape& shape, int column_tiles, const TileOrder& order,
-                                        int number)
-      : BlockPlace(shape, column_tiles, order.heads_in_turns, number) {
+                                        int number, int parts = 1)
+      : BlockPlace(shape, column_tiles, order.heads_in_turns, number, parts) {
     if (order.tiles != nullptr)
       column_tile = order.tile(batch, head_k, column_tiles - 1 - column_tile);  // of its rank
   }

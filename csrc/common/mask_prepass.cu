@@ -154,29 +154,29 @@ __device__ int queue_in_steps(const MaskTiles& mask, const Shape& shape, int blo
 // How many heads' steps, divided among the blocks that run, take twice as long as a chain of hand-overs
 // through all column tiles; 1 where there is no such chain. `visited` as count_visits() says.
 __device__ int64_t heads_that_hide_hand_overs(const MaskTiles& mask, const Shape& shape, int block_m,
-                                              int64_t visited) {
+                                              int parts, int64_t visited) {
   constexpr int64_t kTimes = 2;
   const int64_t planes = int64_t{mask.batch} * mask.heads;
   if (planes == 0 || queue_in_steps(mask, shape, block_m) < mask.tile_count / 4) return 1;
-  const int64_t steps_of_head = max(shape.heads_q / shape.heads_k * visited / planes, int64_t{1});
+  const int64_t steps_of_head = max(shape.heads_q / shape.heads_k / parts * visited / planes, int64_t{1});
   return ceil_div(kTimes * mask.tile_count * kWave, steps_of_head);
 }
 
 // One block.
 __global__ void heads_choice_kernel(const __grid_constant__ MaskTiles mask,
                                     const __grid_constant__ Shape shape, int block_m, int64_t row_bytes,
-                                    int64_t l2_bytes, int32_t* heads_in_turns) {
+                                    int parts, int64_t l2_bytes, int32_t* heads_in_turns) {
   const int64_t visited = count_visits(mask, shape, block_m);
-  const int64_t hiding = heads_that_hide_hand_overs(mask, shape, block_m, visited);
+  const int64_t hiding = heads_that_hide_hand_overs(mask, shape, block_m, parts, visited);
   if (threadIdx.x == 0) {
     const int64_t column_tiles = int64_t{mask.batch} * mask.heads * mask.tile_count;
     const int64_t bytes =
-        max(shape.heads_q / shape.heads_k *
+        max(shape.heads_q / shape.heads_k / parts *
                 shared_bytes_of_head(shape.seqlen_q, visited, column_tiles, block_m, row_bytes),
             int64_t{1});
     // Nothing is lost while five eighths of L2 hold them; little while it does, and a chain costs more.
     const int64_t held = max(l2_bytes * 5 / 8 / bytes, min(hiding, l2_bytes * 7 / 8 / bytes));
-    *heads_in_turns = choose_heads_in_turns(shape.batch * shape.heads_k, held);
+    *heads_in_turns = choose_heads_in_turns(shape.batch * shape.heads_k * parts, held);
   }
 }
 
@@ -190,6 +190,7 @@ __global__ void visits_choice_kernel(const __grid_constant__ MaskTiles mask,
 }
 
 constexpr int kOrderThreads = 256;
+constexpr int kBalancedWaves = 2;  // of tiles that come longest first: under causality their sums are even
 
 // How many column tiles visit each row tile: each adds 1 where a run that it visits begins and takes it away
 // where the run ends. `counts` has row_tiles + 1 elements, for the row tiles in descending order.
@@ -242,7 +243,7 @@ __device__ void count_column_tiles(const MaskTiles& mask, const Shape& shape, in
 // comes to how many heads take turns.
 template <bool kRows>
 __global__ void tile_order_kernel(const __grid_constant__ MaskTiles mask, const __grid_constant__ Shape shape,
-                                  int block_m, int64_t token_bytes, int64_t l2_bytes,
+                                  int block_m, int64_t token_bytes, int parts, int64_t l2_bytes,
                                   const __grid_constant__ TileOrder order) {
   __shared__ int counts[kMostOrdered + 1];  // in the order that holds between equals
   __shared__ unsigned long long visited;
@@ -282,13 +283,15 @@ __global__ void tile_order_kernel(const __grid_constant__ MaskTiles mask, const 
         shared_bytes_of_head(kRows ? shape.seqlen_k : shape.seqlen_q, static_cast<int64_t>(visited) / members,
                              tiles, kRows ? mask.block_n : block_m, token_bytes);
     // Two thirds of 50 MB hold 32 MB: heads of two to a power of bytes, of which 5/8 would cut one off.
-    *order.heads_in_turns =
-        choose_heads_in_turns(shape.batch * heads, l2_bytes * 2 / 3 / max(bytes, int64_t{1}));
+    const int64_t held = l2_bytes * 2 / 3 / max(bytes, int64_t{1});
+    // But the longest tiles of those that are in turns must find short ones to end beside.
+    const int64_t balanced = (kBalancedWaves * kWave + tiles / 2) / tiles;
+    *order.heads_in_turns = choose_heads_in_turns(shape.batch * heads * parts, max(held, balanced));
   }
 }
 
 template <bool kRows>
-cudaError_t launch_tile_order(MaskTiles mask, const Shape& shape, int block_m, int64_t token_bytes,
+cudaError_t launch_tile_order(MaskTiles mask, const Shape& shape, int block_m, int64_t token_bytes, int parts,
                               const TileOrder& order, cudaStream_t stream) {
   if (order.tiles == nullptr) return cudaSuccess;
   int l2_bytes = 0;
@@ -299,7 +302,7 @@ cudaError_t launch_tile_order(MaskTiles mask, const Shape& shape, int block_m, i
   const int64_t heads = mask.heads == 1 ? 1 : kRows ? shape.heads_q : shape.heads_k;
   const int64_t blocks = mask.batch * heads * ceil_div(tiles, kOrderThreads);
   tile_order_kernel<kRows><<<static_cast<unsigned>(blocks), kOrderThreads, 0, stream>>>(
-      mask, shape, block_m, token_bytes, l2_bytes, order);
+      mask, shape, block_m, token_bytes, parts, l2_bytes, order);
   return cudaGetLastError();
 }
 
@@ -313,13 +316,13 @@ cudaError_t launch_mask_prepass(const Mask& mask, const Shape& shape, const Mask
   return cudaGetLastError();
 }
 
-cudaError_t launch_heads_choice(MaskTiles mask, const Shape& shape, int block_m, int64_t row_bytes,
+cudaError_t launch_heads_choice(MaskTiles mask, const Shape& shape, int block_m, int64_t row_bytes, int parts,
                                 int32_t* heads_in_turns, cudaStream_t stream) {
   int l2_bytes = 0;
   const cudaError_t error = current_device_attribute(cudaDevAttrL2CacheSize, &l2_bytes);
   if (error != cudaSuccess) return error;
   mask.visit_all = 0;
-  heads_choice_kernel<<<1, kChoiceThreads, 0, stream>>>(mask, shape, block_m, row_bytes, l2_bytes,
+  heads_choice_kernel<<<1, kChoiceThreads, 0, stream>>>(mask, shape, block_m, row_bytes, parts, l2_bytes,
                                                         heads_in_turns);
   return cudaGetLastError();
 }
@@ -333,12 +336,12 @@ cudaError_t launch_visits_choice(MaskTiles mask, const Shape& shape, int block_m
 
 cudaError_t launch_row_order(const MaskTiles& mask, const Shape& shape, int block_m, int64_t key_bytes,
                              const TileOrder& order, cudaStream_t stream) {
-  return launch_tile_order<true>(mask, shape, block_m, key_bytes, order, stream);
+  return launch_tile_order<true>(mask, shape, block_m, key_bytes, 1, order, stream);
 }
 
 cudaError_t launch_column_order(const MaskTiles& mask, const Shape& shape, int block_m, int64_t row_bytes,
-                                const TileOrder& order, cudaStream_t stream) {
-  return launch_tile_order<false>(mask, shape, block_m, row_bytes, order, stream);
+                                int parts, const TileOrder& order, cudaStream_t stream) {
+  return launch_tile_order<false>(mask, shape, block_m, row_bytes, parts, order, stream);
 }
 
 }  // namespace flashmask

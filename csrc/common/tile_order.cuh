@@ -46,21 +46,23 @@ struct RankInPlane {
 // Whether order matters: more than one wave, but few. `work_count` tiles of all heads and samples.
 constexpr bool is_soon_over(int64_t work_count) { return work_count > kWave && work_count <= kMostOrdered; }
 
-// Where nothing masks, all tiles are alike. `heads` are those whose tiles are handed out, `tiles` a head's.
-inline bool is_ordered(const Mask& mask, const Shape& shape, int heads, int64_t tiles) {
-  return (mask.indices != nullptr || mask.causal) && is_soon_over(tiles * heads * shape.batch);
+// Where nothing masks, all tiles are alike. `heads` are those whose tiles are handed out, `tiles` a head's,
+// `parts` how often each is.
+inline bool is_ordered(const Mask& mask, const Shape& shape, int heads, int64_t tiles, int parts) {
+  return (mask.indices != nullptr || mask.causal) && is_soon_over(tiles * heads * shape.batch * parts);
 }
 
 // `mask` is an effective_mask().
-inline int64_t tile_order_bytes(const Mask& mask, const Shape& shape, int heads, int64_t tiles) {
-  if (!is_ordered(mask, shape, heads, tiles)) return 0;
+inline int64_t tile_order_bytes(const Mask& mask, const Shape& shape, int heads, int64_t tiles,
+                                int parts = 1) {
+  if (!is_ordered(mask, shape, heads, tiles, parts)) return 0;
   return (1 + int64_t{mask.batch} * (mask.heads == 1 ? 1 : heads) * tiles) * int64_t{sizeof(int32_t)};
 }
 
 inline TileOrder carve_tile_order(const Mask& mask, const Shape& shape, int heads, int64_t tiles,
-                                  char* workspace) {
+                                  char* workspace, int parts = 1) {
   TileOrder order{};
-  if (!is_ordered(mask, shape, heads, tiles)) return order;
+  if (!is_ordered(mask, shape, heads, tiles, parts)) return order;
   order.heads_in_turns = reinterpret_cast<int32_t*>(workspace);
   order.tiles = order.heads_in_turns + 1;
   order.head_stride = static_cast<int32_t>(mask.heads == 1 ? 0 : tiles);

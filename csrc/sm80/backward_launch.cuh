@@ -64,7 +64,7 @@ cudaError_t launch_backward(const BackwardParams& params) {
   if constexpr (Config::kDeterministic) {
     auto* heads = reinterpret_cast<int32_t*>(workspace + plan.heads);
     const int64_t row_bytes = 2 * (shape.head_dim + shape.head_dim_v) + 4 * Config::kHeadDim;  // Q, dO; dQ
-    error = launch_heads_choice(arguments.mask, shape, Config::kBlockM, row_bytes, heads, stream);
+    error = launch_heads_choice(arguments.mask, shape, Config::kBlockM, row_bytes, 1, heads, stream);
     if (error != cudaSuccess) return error;
     arguments.heads_in_turns = heads;
   }

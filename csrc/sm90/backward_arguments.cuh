@@ -28,6 +28,25 @@ struct DqWorkspace {
   }
 };
 
+// Where the query heads of a key head are divided into parts: fp32 [B, Hk, column_tiles, parts] of dK (not
+// scaled yet) and dV of a column tile as the consumers hold them, each [warp, fragment, lane] of four floats.
+template <class Config>
+struct ColumnWorkspace {
+  static constexpr int kDkFloats = Config::kBlockN * Config::kHeadDim;
+  static constexpr int kFloats = kDkFloats + Config::kBlockN * Config::kHeadDimV;
+
+  static __device__ __forceinline__ int64_t offset(const Shape& shape, int column_tiles, int parts, int batch,
+                                                   int head_k, int column_tile, int part) {
+    const int64_t tile = (int64_t{batch} * shape.heads_k + head_k) * column_tiles + column_tile;
+    return (tile * parts + part) * kFloats;
+  }
+  // `warp` counts the consumers' eight, each with 16 keys.
+  template <int kFragments>
+  static __device__ __forceinline__ int fragment_offset(int warp, int n) {
+    return (warp * kFragments + n) * 128;
+  }
+};
+
 struct BackwardArguments {
   CUtensorMap q, dout;  // boxes: block_m rows of one panel
   CUtensorMap k, v;     // boxes: block_n rows of one panel
@@ -41,9 +60,11 @@ struct BackwardArguments {
                         // PartWriter
   int32_t* dq_cleared;  // whether dQ is; null where it always is, or never
   int column_tiles;
-  int work_count;   // column_tiles * Hk * B
+  int work_count;   // column_tiles * Hk * B * parts
   int* ticket;      // zeroed; the number of the column tile that is taken next, where blocks draw them
   TileOrder order;  // see BlockPlace
+  int parts;        // into which the query heads of a key head are divided
+  float* columns;   // of several parts, dK and dV of each; see ColumnWorkspace
 };
 
 }  // namespace flashmask::sm90

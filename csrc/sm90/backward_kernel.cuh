@@ -1,4 +1,5 @@
-// Algorithm 2 of the paper on wgmma: a block takes column tiles, each of one key head, until none is left.
+// Algorithm 2 of the paper on wgmma: a block takes column tiles, each of one key head, until none is left. It
+// walks the rows of all query heads of the key head or, in short calls, of a part of them (sum_parts.cuh).
 // Each consumer warpgroup owns 64 key columns, keeps their dK and dV in registers and computes S and dP
 // transposed, so that P and dS are A operands where they lie; dS alone passes through shared memory, for dQ,
 // whose head dims or rows the warpgroups divide. dQ is added to an fp32 workspace in bulk, from shared
@@ -41,6 +42,7 @@ struct BackwardConfig {
   static constexpr int kStages = 2;           // of dO and what comes with it, and of dS
   static constexpr bool kPersistent = true;   // a block takes column tiles until none is left
   static constexpr bool kTickets = true;      // and draws their numbers
+  static constexpr bool kParts = true;        // short calls divide the query heads of a key head
   // The first that comes to a row tile's dQ stores it, so that nobody clears it; in free order only where few
   // come (kFewVisits).
   static constexpr bool kFirstStores = true;
@@ -209,7 +211,11 @@ class ColumnConsumer {
     place_ = smem_.place;
     DqPart dq;
     multiply_dq(dq);  // without any row tile of nothing, and dropped
-    store_dv();       // in the place of this consumer's keys of V, which only it has read
+    if (arguments_.columns != nullptr) {
+      store_part();
+    } else {
+      store_dv();  // in the place of this consumer's keys of V, which only it has read
+    }
     wgmma_wait<0>();
     pin(flat(dq));
     named_barrier_sync(kBothBarrier, 256);  // nobody reads K or dS any more
@@ -218,7 +224,7 @@ class ColumnConsumer {
       smem_.kv_empty.arrive();  // the next K and V come while dQ and dK leave
     }
     if (dq_tile_ >= 0) hand_over_dq(dq, -1);
-    if (arguments_.params.dk.data != nullptr) {
+    if (arguments_.columns == nullptr && arguments_.params.dk.data != nullptr) {
       store<typename Config::KTile>(dk_, smem_.ds[0], &arguments_.dk,
                                     static_cast<float>(arguments_.params.softmax_scale));
     }
@@ -439,6 +445,29 @@ class ColumnConsumer {
   __device__ __forceinline__ void store_dv() {
     if (arguments_.params.dv.data != nullptr) {
       store<typename Config::VTile>(dv_, smem_.v, &arguments_.dv, 1.f);
+    }
+  }
+
+  // This consumer's rows of both gradients of a part to the workspace.
+  __device__ __forceinline__ void store_part() {
+    using Workspace = ColumnWorkspace<Config>;
+    const BlockPlace& place = smem_.place;
+    float* columns = arguments_.columns + Workspace::offset(arguments_.params.shape, arguments_.column_tiles,
+                                                            arguments_.parts, place.batch, place.head_k,
+                                                            place.column_tile, place.part);
+    store_fragments(dk_, columns);
+    store_fragments(dv_, columns + Workspace::kDkFloats);
+  }
+
+  template <int kCount>
+  __device__ __forceinline__ void store_fragments(const float (&gradient)[1][kCount][4], float* columns) {
+    using Workspace = ColumnWorkspace<Config>;
+    float* fragments = columns + Workspace::template fragment_offset<kCount>(group_ * 4 + thread_ / 32, 0) +
+                       thread_ % 32 * 4;
+#pragma unroll
+    for (int n = 0; n < kCount; ++n) {
+      *reinterpret_cast<float4*>(fragments + Workspace::template fragment_offset<kCount>(0, n)) =
+          make_float4(gradient[0][n][0], gradient[0][n][1], gradient[0][n][2], gradient[0][n][3]);
     }
   }
 

@@ -9,13 +9,32 @@
 #include "common/mask_prepass.h"
 #include "sm90/backward_kernel.cuh"
 #include "sm90/backward_wide_kernel.cuh"
+#include "sm90/sum_parts.cuh"
 #include "sm90/tensor_map.h"
 
 namespace flashmask::sm90 {
 
+// A call of few column tiles, each the work of many query heads, leaves multiprocessors idle at its end. So
+// the query heads of a key head are divided into as many parts as make this many waves of column tiles.
+constexpr int64_t kWavesOfParts = 4;
+
+template <class Config>
+int parts_of_group(const Shape& shape) {
+  if (!Config::kParts) return 1;
+  const int64_t pieces = ceil_div(shape.seqlen_k, Config::kBlockN) * shape.heads_k * shape.batch;
+  const int group = shape.heads_q / shape.heads_k;
+  int parts = 1;
+  while (parts < group && pieces * parts < kWavesOfParts * kWave) {
+    do ++parts;
+    while (group % parts != 0);
+  }
+  return parts;
+}
+
 // Offsets into the workspace, in bytes.
 struct BackwardPlan {
-  int64_t mask, lse, delta, empty, order, cleared, dq, turns, ticket, total;
+  int64_t mask, lse, delta, empty, order, cleared, columns, dq, turns, ticket, total;
+  int parts;
 };
 
 template <class Config>
@@ -24,23 +43,28 @@ BackwardPlan plan_backward(const BackwardParams& params) {
   const Mask mask = effective_mask(params.mask);
   const int64_t row_tiles = ceil_div(shape.seqlen_q, Config::kBlockM);
   const int64_t tiles = shape.batch * shape.heads_q * row_tiles;
+  const int64_t column_tiles = ceil_div(shape.seqlen_k, Config::kBlockN);
   BackwardPlan plan{};
-  WorkspacePlan parts;
-  plan.mask = parts.reserve(mask_tiles_bytes(mask, shape.seqlen_k, Config::kBlockN));
-  plan.lse = parts.reserve(tiles * Config::kBlockM * 4);
-  plan.delta = parts.reserve(tiles * Config::kBlockM * 4);
-  plan.empty = parts.reserve(tiles * 4);
-  plan.order =
-      parts.reserve(Config::kDeterministic ? 4  // heads_in_turns alone
-                                           : tile_order_bytes(mask, shape, shape.heads_k,
-                                                              ceil_div(shape.seqlen_k, Config::kBlockN)));
+  WorkspacePlan space;
+  plan.parts = parts_of_group<Config>(shape);
+  plan.mask = space.reserve(mask_tiles_bytes(mask, shape.seqlen_k, Config::kBlockN));
+  plan.lse = space.reserve(tiles * Config::kBlockM * 4);
+  plan.delta = space.reserve(tiles * Config::kBlockM * 4);
+  plan.empty = space.reserve(tiles * 4);
+  plan.order = space.reserve(Config::kDeterministic
+                                 ? 4  // heads_in_turns alone
+                                 : tile_order_bytes(mask, shape, shape.heads_k, column_tiles, plan.parts));
   const bool wants_dq = params.dq.data != nullptr;
-  plan.cleared = parts.reserve(4);
-  plan.dq = parts.reserve(wants_dq ? tiles * DqWorkspace<Config>::kTileFloats * 4 : 0);
-  plan.turns = parts.reserve(
+  plan.cleared = space.reserve(4);
+  if (plan.parts > 1) {
+    plan.columns = space.reserve(shape.batch * shape.heads_k * column_tiles * plan.parts *
+                                 ColumnWorkspace<Config>::kFloats * 4);
+  }
+  plan.dq = space.reserve(wants_dq ? tiles * DqWorkspace<Config>::kTileFloats * 4 : 0);
+  plan.turns = space.reserve(
       wants_dq && (Config::kDeterministic || Config::kFirstStores) ? tiles * Config::kTurns * 4 : 0);
-  plan.ticket = parts.reserve(Config::kTickets ? 4 : 0);
-  plan.total = parts.end();
+  plan.ticket = space.reserve(Config::kTickets ? 4 : 0);
+  plan.total = space.end();
   return plan;
 }
 
@@ -100,7 +124,9 @@ cudaError_t launch_backward(const BackwardParams& params) {
 
   const auto row_blocks = static_cast<unsigned>(shape.batch * shape.heads_q * arguments.rows.tiles);
   arguments.ticket = reinterpret_cast<int*>(workspace + plan.ticket);
-  arguments.work_count = static_cast<int>(arguments.column_tiles * shape.heads_k * shape.batch);
+  arguments.parts = plan.parts;
+  if (plan.parts > 1) arguments.columns = reinterpret_cast<float*>(workspace + plan.columns);
+  arguments.work_count = static_cast<int>(arguments.column_tiles * shape.heads_k * shape.batch * plan.parts);
   int blocks = arguments.work_count;
   cudaError_t error = cudaSuccess;
   if constexpr (Config::kPersistent) {
@@ -114,13 +140,14 @@ cudaError_t launch_backward(const BackwardParams& params) {
   const int64_t row_bytes = 2 * (shape.head_dim + shape.head_dim_v) + 4 * Config::kHeadDim;  // Q, dO; dQ
   if constexpr (Config::kDeterministic) {
     auto* heads = reinterpret_cast<int32_t*>(workspace + plan.order);
-    error = launch_heads_choice(arguments.mask, shape, Config::kBlockM, row_bytes, heads, stream);
+    error = launch_heads_choice(arguments.mask, shape, Config::kBlockM, row_bytes, plan.parts, heads, stream);
     arguments.order.heads_in_turns = heads;
   } else {
-    arguments.order =
-        carve_tile_order(mask, shape, shape.heads_k, arguments.column_tiles, workspace + plan.order);
+    arguments.order = carve_tile_order(mask, shape, shape.heads_k, arguments.column_tiles,
+                                       workspace + plan.order, plan.parts);
     error = launch_column_order(arguments.mask, shape, Config::kBlockM,
-                                shape.heads_q / shape.heads_k * row_bytes, arguments.order, stream);
+                                shape.heads_q / shape.heads_k / plan.parts * row_bytes, plan.parts,
+                                arguments.order, stream);
   }
   if (error != cudaSuccess) return error;
   if (plan.total > plan.turns) {
@@ -146,6 +173,10 @@ cudaError_t launch_backward(const BackwardParams& params) {
       cudaFuncSetAttribute(backward_kernel<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
   if (error != cudaSuccess) return error;
   backward_kernel<Config><<<static_cast<unsigned>(blocks), Config::kThreads, kSmemBytes, stream>>>(arguments);
+  if constexpr (Config::kParts) {
+    if (plan.parts > 1) error = sum_parts<Config>(arguments, stream);
+    if (error != cudaSuccess) return error;
+  }
   if (wants_dq) {
     using Conversion = DqConversion<Config>;
     constexpr int kTileBytes = Conversion::QTile::kBytes;

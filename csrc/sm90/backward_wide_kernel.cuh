@@ -33,6 +33,7 @@ struct WideBackwardConfig {
   static constexpr int kHelpers = kDeterministic ? 1 : 0;
   static constexpr int kTurns = kConsumers;  // counters of a row tile
   static constexpr bool kFirstStores = false, kPersistent = false;
+  static constexpr bool kParts = false;
   // A block that waits for another's turn must know that the other runs, whichever order blocks start in.
   static constexpr bool kTickets = kDeterministic;
   static constexpr int kThreads = 128 * (1 + kConsumers);

@@ -10,9 +10,10 @@
 namespace flashmask::sm90 {
 
 // The producer: fetches, for every column tile that the block takes, K and V and then Q, dO and the row
-// statistics of every visited row tile of every query head of the group. All lanes walk together, so that 32
-// row tiles are looked at at once; an elected one speaks. It must keep well ahead of the consumers: a step of
-// theirs is some 3,000 cycles, and what one thread alone does for a row tile took nearly that.
+// statistics of every visited row tile of every query head of the group or of its part. All lanes walk
+// together, so that 32 row tiles are looked at at once; an elected one speaks. It must keep well ahead of the
+// consumers: a step of theirs is some 3,000 cycles, and what one thread alone does for a row tile took nearly
+// that.
 template <class Config>
 class RowProducer {
  public:
@@ -27,7 +28,8 @@ class RowProducer {
     do {
       __syncwarp();  // the place before is read no more
       if (elect_one()) {
-        smem_.next = BlockPlace(arguments_.params.shape, arguments_.column_tiles, arguments_.order, number);
+        smem_.next = BlockPlace(arguments_.params.shape, arguments_.column_tiles, arguments_.order, number,
+                                Config::kParts ? arguments_.parts : 1);
       }
       __syncwarp();
       load_column_tile();
@@ -58,13 +60,11 @@ class RowProducer {
   __device__ __forceinline__ void load_column_tile() {
     const MaskTiles& mask = arguments_.mask;
     const Shape& shape = arguments_.params.shape;
-    const int group = shape.heads_q / shape.heads_k;
     int ahead = Config::kPersistent ? Config::kStages : 0;  // row tiles to fetch before K and V
     if (ahead == 0) load_columns();
-    for (int member = 0; member < group; ++member) {
-      const int head = smem_.next.head_k * group + member;
+    for (int head = smem_.next.first_head; head < smem_.next.end_head; ++head) {
       const MaskPlane plane = plane_at(mask, plane_index(mask, shape, smem_.next.batch, head));
-      if (member == 0 || mask.heads == shape.heads_q) {
+      if (head == smem_.next.first_head || mask.heads == shape.heads_q) {
         __syncwarp();
         if (elect_one()) {
           smem_.runs.build(mask, plane, smem_.next.column_tile, static_cast<int>(shape.seqlen_q),

@@ -231,6 +231,26 @@ def test_blocks_take_one_column_tile_after_another(
     assert_matches({"dq": dq}, problem, name)
 
 
+@pytest.mark.parametrize("batch", [10, 30, 44, 88])
+@pytest.mark.parametrize("per_head", [False, True])
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_query_heads_in_parts(
+    kernels: Kernels, seed: int, head_dim: int, deterministic: bool, per_head: bool, batch: int
+) -> None:
+    """Hopper's backward takes the six query heads of a key head in six, three, two or one parts."""
+    documents = [masks.causal_document([200 - 9 * head, 100 + 9 * head]) for head in range(12)]
+    indices, causal = masks.ColumnMask.stack_heads(
+        documents if per_head else documents[:1]
+    ).to_startend_row_indices()
+    options = Options(indices=torch.from_numpy(indices).cuda(), causal=causal, deterministic=deterministic)
+    x = make_problem(
+        seed, batch=batch, seqlen_q=300, heads_q=12, heads_k=2, head_dim=head_dim, options=options
+    )
+    assert_matches(run(kernels, x), x, f"{batch} samples")
+    assert_matches(run(kernels, x, wanted=("dv",)), x, "dv alone")
+
+
 # Determinism.
 
 
