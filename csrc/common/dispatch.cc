@@ -116,6 +116,8 @@ template <class Params>
 const char* objection(const Params& params) {
   constexpr int64_t kMostTokens = (int64_t{1} << 31) - 1024;  // rows and columns of a last tile fit into int
   const Shape& shape = params.shape;
+  if (shape.heads_k < 1 || shape.heads_q % shape.heads_k != 0)
+    return "query heads are not a multiple of key heads";
   if (shape.head_dim % 8 != 0 || shape.head_dim_v % 8 != 0) return "head dims are not multiples of 8";
   if (std::max(shape.seqlen_q, shape.seqlen_k) > kMostTokens) return "there are more than 2^31 - 1024 tokens";
   if (!are_aligned(params)) return "a tensor's address or strides are not multiples of 16 bytes";

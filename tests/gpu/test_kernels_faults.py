@@ -173,7 +173,9 @@ def test_what_was_not_built_is_refused(kernels: Kernels, seed: int) -> None:
 def test_what_no_kernel_takes_is_refused(kernels: Kernels, seed: int) -> None:
     with pytest.raises(KernelError, match="head dims are not multiples of 8"):
         run(kernels, make_problem(seed, head_dim=36))
-    x = make_problem(seed, head_dim=64)
+    x = make_problem(seed, heads_q=4, heads_k=2, head_dim=64)
+    with pytest.raises(KernelError, match="query heads are not a multiple of key heads"):
+        run(kernels, replace(x, q=x.q[:, :, :3].contiguous()))
     memory = torch.zeros(x.q.numel() + 8, dtype=x.q.dtype).cuda()
     shifted = memory[4:-4].view(x.q.shape)
     long_rows = torch.zeros((*x.q.shape[:3], 68), dtype=x.q.dtype).cuda()[..., :64]
