@@ -61,7 +61,11 @@ def compile_changed(
             if done.returncode:
                 sys.stderr.write(done.stdout)
                 done.check_returncode()
-            inspect(source, done.stdout)
+            try:
+                inspect(source, done.stdout)
+            except Exception:
+                target.unlink()  # or the next run would take it as inspected
+                raise
         return target
 
     with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
@@ -114,12 +118,11 @@ def build_cuda(
     nvcc = os.environ.get("NVCC", "nvcc")
     targets = list(targets)
     generated = instantiations(subset, output / f"instantiations_{subset}")
-    spilling: list[str] = []
 
     def find_spills(source: Path, log: str) -> None:
-        spilling.extend(
-            f"{source.name}: {kernel} spills {size} bytes" for kernel, size in SPILL.findall(log) if int(size)
-        )
+        spilling = [f"{kernel} spills {size} bytes" for kernel, size in SPILL.findall(log) if int(size)]
+        if no_spills and spilling:
+            raise SpillError(f"{source.name}: {'; '.join(spilling)}")
 
     objects = compile_changed(
         [*(kernel_sources.ROOT / name for name in kernel_sources.cuda_sources()), *generated],
@@ -129,8 +132,6 @@ def build_cuda(
         jobs=jobs,
         inspect=find_spills,
     )
-    if no_spills and spilling:
-        raise SpillError("\n".join(spilling))
     library = output / CUDA_LIBRARY
     subprocess.run([nvcc, "-shared", *map(str, objects), "-o", str(library)], check=True)
     return library

@@ -44,8 +44,8 @@ cudaError_t current_device(Device* out) {
     error = cudaDeviceGetAttribute(&smem_limit, cudaDevAttrMaxSharedMemoryPerBlockOptin, device);
   }
   // For tests: what a smaller card would take. No number is 0, for which there is no kernel.
-  if (const char* limit = std::getenv("FLASHMASK_TEST_SHARED_MEMORY"))
-    smem_limit = std::min(smem_limit, std::max(std::atoi(limit), 0));
+  static const char* const limit = std::getenv("FLASHMASK_TEST_SHARED_MEMORY");
+  if (limit != nullptr) smem_limit = std::min(smem_limit, std::max(std::atoi(limit), 0));
   out->smem_limit = static_cast<size_t>(smem_limit);
   return error;
 }
@@ -115,11 +115,15 @@ bool are_aligned(const BackwardParams& p) {
 template <class Params>
 const char* objection(const Params& params) {
   constexpr int64_t kMostTokens = (int64_t{1} << 31) - 1024;  // rows and columns of a last tile fit into int
+  constexpr int64_t kMostTiles = (int64_t{1} << 31) - 1, kSmallestTile = 32;  // blocks of a grid
   const Shape& shape = params.shape;
   if (shape.heads_k < 1 || shape.heads_q % shape.heads_k != 0)
     return "query heads are not a multiple of key heads";
   if (shape.head_dim % 8 != 0 || shape.head_dim_v % 8 != 0) return "head dims are not multiples of 8";
   if (std::max(shape.seqlen_q, shape.seqlen_k) > kMostTokens) return "there are more than 2^31 - 1024 tokens";
+  if (ceil_div(std::max(shape.seqlen_q, shape.seqlen_k), kSmallestTile) * shape.heads_q >
+      kMostTiles / std::max<int64_t>(shape.batch, 1))
+    return "there are more than 2^31 - 1 tiles of 32 tokens";
   if (!are_aligned(params)) return "a tensor's address or strides are not multiples of 16 bytes";
   return nullptr;
 }

@@ -29,8 +29,8 @@ extern const BackwardKernel backward_d128_bf16[15];
 extern const BackwardKernel backward_d128_fp16[15];
 extern const BackwardKernel backward_d192_128_bf16[10];
 extern const BackwardKernel backward_d192_128_fp16[10];
-extern const BackwardKernel backward_d192_bf16[10];
-extern const BackwardKernel backward_d192_fp16[10];
+extern const BackwardKernel backward_d192_bf16[15];
+extern const BackwardKernel backward_d192_fp16[15];
 extern const BackwardKernel backward_d256_bf16[15];
 extern const BackwardKernel backward_d256_fp16[15];
 

@@ -343,6 +343,14 @@ std::vector<paddle::Tensor> backward(const paddle::Tensor& q, const paddle::Tens
   const Attributes attributes = to_attributes(causal, softmax_scale_bits, dropout_p_bits, visit);
   BackwardParams params{};
   params.shape = to_shape(in);
+  const flashmask::Shape& shape = params.shape;
+  PD_CHECK(out.dtype() == q.dtype() &&
+               out.shape() == Dims({shape.batch, shape.seqlen_q, shape.heads_q, shape.head_dim_v}),
+           "flashmask: the output has changed its shape or dtype since forward");
+  PD_CHECK(lse.dtype() == lse_dtype(q.dtype()) &&
+               lse.shape() == Dims({shape.batch, shape.heads_q, shape.seqlen_q}),
+           "flashmask: lse has changed its shape or dtype since forward");
+  const paddle::Tensor given_out = aligned(out);
   paddle::Tensor dq = paddle::empty(q.shape(), q.dtype(), q.place());
   paddle::Tensor dk = paddle::empty(k.shape(), k.dtype(), k.place());
   paddle::Tensor dv = paddle::empty(v.shape(), v.dtype(), v.place());
@@ -355,7 +363,7 @@ std::vector<paddle::Tensor> backward(const paddle::Tensor& q, const paddle::Tens
   params.q = to_tensor(in.q);
   params.k = to_tensor(in.k);
   params.v = to_tensor(in.v);
-  params.o = to_tensor(out);
+  params.o = to_tensor(given_out);
   params.dout = to_tensor(given_dout);
   params.dq = to_gradient(dq, needs_dq);
   params.dk = to_gradient(dk, needs_dk);
@@ -366,7 +374,7 @@ std::vector<paddle::Tensor> backward(const paddle::Tensor& q, const paddle::Tens
              "flashmask: the gradient of lse must have its shape and dtype");
     params.dlse = dlse.data();
   }
-  params.mask = to_mask(in, attributes, params.shape);
+  params.mask = to_mask(in, attributes, shape);
   params.dropout = to_dropout(in, attributes);
   params.softmax_scale = attributes.softmax_scale;
   params.deterministic = deterministic ? 1 : 0;

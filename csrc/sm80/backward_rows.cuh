@@ -71,14 +71,14 @@ struct RowTilePlace {
 
 // delta, the scaled lse and what rows are empty; a lane takes 16 bytes of a row of O and dO. Grid: tiles * Hq
 // * B blocks of 128 threads, each a row tile.
-template <class Config>
+template <class Config, class Workspace = DqWorkspace<Config>>
 __global__ void backward_before_kernel(const __grid_constant__ BackwardParams params, RowStatistics rows,
                                        DqClearing clearing) {
   using Element = typename Config::Element;
   const Shape& shape = params.shape;
   const RowTilePlace place(shape, rows.tiles);
   if (clearing.dq != nullptr && (clearing.wanted == nullptr || *clearing.wanted)) {
-    constexpr int kChunks = Config::kBlockM * Config::kHeadDim / 4;
+    constexpr int kChunks = Workspace::kTileFloats / 4;
     auto* chunks = reinterpret_cast<float4*>(clearing.dq) + place.index * kChunks;
     for (int i = threadIdx.x; i < kChunks; i += blockDim.x) chunks[i] = make_float4(0.f, 0.f, 0.f, 0.f);
     if (clearing.visits != nullptr && threadIdx.x == 0) clearing.visits[place.index] = clearing.visited;

@@ -122,6 +122,7 @@ __global__ void __launch_bounds__(Config::kThreads)
   // Without index vectors a row tile that visits any column tile visits the first one: no need to ask.
   bool loaded = params.mask.indices == nullptr && arguments.mask.tile_count > 0;
   if (loaded) load_k(0, thread);
+  cp_async_commit();  // here too: without any key no more is loaded, and Q must not arrive on top of O
 
   for (int chunk = 0; chunk < arguments.mask.group_count; chunk += kGroupsPerChunk) {
     __syncthreads();

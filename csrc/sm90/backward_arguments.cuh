@@ -8,23 +8,29 @@
 
 namespace flashmask::sm90 {
 
-// The fp32 dQ workspace: a row tile is one consumer's part after the other's, each [warp, fragment, lane] of
-// four floats.
+// The fp32 dQ workspace: a row tile is panels of 64 head dims, each [16 rows, fragment, lane] of four floats,
+// so that 64 rows of a panel lie together. A last panel that the head dims do not fill is there in full.
 template <class Config>
 struct DqWorkspace {
-  static constexpr int kM = 1;
-  static constexpr int kN8 = Config::kDqColumns / 8;
-  static constexpr int kTileFloats = Config::kBlockM * Config::kHeadDim;
+  static constexpr int kRows16 = Config::kBlockM / 16;
+  static constexpr int kTileFloats = (Config::kHeadDim + 63) / 64 * 64 * Config::kBlockM;
 
-  // `warp` counts the consumers' eight.
-  static __device__ __forceinline__ int fragment_offset(int warp, int, int n) {
-    return (warp * kN8 + n) * 128;
+  // Of rows 16 * rows16 on and head dims 8 * chunk on.
+  static __device__ __forceinline__ int offset(int rows16, int chunk) {
+    return ((chunk / 8 * kRows16 + rows16) * 8 + chunk % 8) * 128;
   }
+
+  // How the eight warps of the conversion (backward_after_kernel) divide it.
+  static constexpr int kM = 1;
+  static constexpr int kN8 = Config::kHeadDim * kRows16 / 64;
+  static_assert(Config::kHeadDim * kRows16 % 64 == 0 && 8 % kRows16 == 0, "the warps have equally much");
+
+  static __device__ __forceinline__ int chunk(int warp, int n) { return warp / kRows16 * kN8 + n; }
   static __device__ __forceinline__ int row(int warp, int, int lane) {
-    return (Config::kDqByRows ? warp : warp % 4) * 16 + lane / 4;
+    return warp % kRows16 * 16 + lane / 4;
   }
-  static __device__ __forceinline__ int chunk(int warp, int n) {
-    return Config::kDqByRows ? n : warp / 4 * kN8 + n;
+  static __device__ __forceinline__ int fragment_offset(int warp, int, int n) {
+    return offset(warp % kRows16, chunk(warp, n));
   }
 };
 

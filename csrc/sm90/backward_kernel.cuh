@@ -53,14 +53,14 @@ struct BackwardConfig {
   static constexpr int kThreads = 128 * (1 + kConsumers);
   static constexpr int kHelpers = kWriters;
   static constexpr int kTurns = kDeterministic ? 1 : kConsumers;  // counters of a row tile
-  // The consumers divide the rows of dQ where there are 128, else its head dims.
+  // The consumers divide the rows of dQ where there are 128, else its head dims: a panel each, though the
+  // last may be half empty.
   static constexpr bool kDqByRows = kBlockM == 128;
-  static constexpr int kDqColumns = kDqByRows ? kHeadDim : kHeadDim / kConsumers;  // of a consumer
+  static constexpr int kDqColumns = 64;  // of a consumer
   static_assert(kQStages >= 2, "Q of the next row tile comes while this one's is read");
   static_assert(kWriters <= 3, "the producer leaves three warps to spare");
   static_assert(kBlockM == 64 || kBlockM == 128, "a consumer's part of dQ has a warpgroup's 64 rows");
-  static_assert(kDqColumns == 32 || kDqColumns % 64 == 0,
-                "a consumer's columns of K lie in one panel or are whole panels");
+  static_assert((kHeadDim + 63) / 64 == (kDqByRows ? 1 : kConsumers), "a consumer has one panel of dQ");
 
   using QTile = Operand<kBlockM, kHeadDim>;
   using DoTile = Operand<kBlockM, kHeadDimV>;
@@ -381,12 +381,12 @@ class ColumnConsumer {
   // NaN).
   __device__ __forceinline__ void clear_empty_rows(int stage) {
     constexpr int kChunks = Config::kHeadDimV / 8;
-    static_assert(128 % kChunks == 0 && Config::kBlockM * kChunks % 256 == 0,
-                  "the consumers clear whole rows of dO, all threads as often");
+    static_assert(Config::kBlockM * kChunks % 256 == 0, "all threads clear as often");
     smem_.dout_full[stage].wait(rows_.parity);
 #pragma unroll 1
     for (int first = 0; first < Config::kBlockM * kChunks; first += 256) {
-      const int row = (first + group_ * 128 + thread_) / kChunks, chunk = thread_ % kChunks;
+      const int index = first + group_ * 128 + thread_;
+      const int row = index / kChunks, chunk = index % kChunks;
       if (smem_.lse[q_.index][row] == INFINITY) {
         *reinterpret_cast<int4*>(smem_.dout[stage] + Config::DoTile::offset(row, chunk)) = {0, 0, 0, 0};
       }
@@ -429,7 +429,7 @@ class ColumnConsumer {
     empty.wait(rows_.index ^ taken_);
 #pragma unroll
     for (int n = 0; n < kDq8; ++n) {
-      *reinterpret_cast<float4*>(smem_.dq[group_] + DqWorkspace<Config>::fragment_offset(thread_ / 32, 0, n) +
+      *reinterpret_cast<float4*>(smem_.dq[group_] + DqWorkspace<Config>::offset(thread_ / 32, n) +
                                  thread_ % 32 * 4) =
           make_float4(dq[0][n][0], dq[0][n][1], dq[0][n][2], dq[0][n][3]);
     }

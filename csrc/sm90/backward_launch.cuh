@@ -165,7 +165,8 @@ cudaError_t launch_backward(const BackwardParams& params) {
       if (error != cudaSuccess) return error;
     }
   }
-  sm80::backward_before_kernel<Config><<<row_blocks, 128, 0, stream>>>(params, arguments.rows, clearing);
+  sm80::backward_before_kernel<Config, DqWorkspace<Config>>
+      <<<row_blocks, 128, 0, stream>>>(params, arguments.rows, clearing);
   error = encode_tensor_maps<Config>(params, &arguments);
   if (error != cudaSuccess) return error;
   constexpr int kSmemBytes = sizeof(typename Config::Smem);

@@ -1,7 +1,8 @@
 // Algorithm 2 of the paper on wgmma for head dims above 128: one block per column tile of 64 keys of one key
-// head. Two consumer warpgroups divide the head dims of dK, dV and dQ. One of them computes all of S^T and
-// from it P^T, the other all of dP^T and from P^T dS^T; both pass through shared memory to all products that
-// need them. dQ is added to the workspace from registers: there is no shared memory left to stage it.
+// head. Two consumer warpgroups divide the head dims of dK, dV and dQ by panels of 64. One of them computes
+// all of S^T and from it P^T, the other all of dP^T and from P^T dS^T; both pass through shared memory to all
+// products that need them. dQ is added to the workspace from registers: there is no shared memory left to
+// stage it.
 #pragma once
 
 #include "sm90/backward_kernel.cuh"
@@ -10,7 +11,7 @@
 namespace flashmask::sm90 {
 
 template <class Config>
-class WideConsumer;
+class WideConsumers;
 template <class Config>
 class TurnScout;
 
@@ -18,7 +19,7 @@ template <typename Element_, int kHeadDim_, int kHeadDimV_, int kBlockM_, int kS
           bool kDense_>
 struct WideBackwardConfig {
   using Element = Element_;
-  using Consumer = WideConsumer<WideBackwardConfig>;
+  using Consumer = WideConsumers<WideBackwardConfig>;
   using Helper = TurnScout<WideBackwardConfig>;
   static constexpr int kHeadDim = kHeadDim_;
   static constexpr int kHeadDimV = kHeadDimV_;
@@ -37,16 +38,17 @@ struct WideBackwardConfig {
   // A block that waits for another's turn must know that the other runs, whichever order blocks start in.
   static constexpr bool kTickets = kDeterministic;
   static constexpr int kThreads = 128 * (1 + kConsumers);
-  // Of a consumer.
-  static constexpr bool kDqByRows = false;
-  static constexpr int kDqColumns = kHeadDim / kConsumers;
-  static constexpr int kDvColumns = kHeadDimV / kConsumers;
+  // Of the first consumer. Where there is an odd panel, it takes the fewer of dQ and dK, as it has the
+  // exponentials and the longer S, and the more of dV.
+  static constexpr int kFirstDqColumns = kHeadDim / 128 * 64;
+  static constexpr int kFirstDvColumns = (kHeadDimV + 64) / 128 * 64;
   static_assert(kBlockM == 64, "a row tile of dQ has a warpgroup's 64 rows");
   static_assert(kStages == 2, "P is overwritten two steps later, when the step before is known to be over");
-  static_assert(kDqColumns % 128 == 0, "half of a consumer's columns of K are whole panels");
-  static_assert(kDvColumns % 64 == 0, "a consumer's columns of dO are whole panels");
-  static_assert(128 % (kHeadDimV / 8) == 0 && kBlockM * kHeadDimV / 8 % 256 == 0,
-                "the consumers clear whole rows of dO, all threads as often");
+  static_assert(kHeadDim % 64 == 0 && kHeadDimV % 64 == 0, "head dims are whole panels");
+  static_assert(
+      kHeadDim <= 256 && kHeadDimV <= 256,
+      "half of a consumer's columns of K lie in one panel, and it has the registers for its dK and dV");
+  static_assert(kBlockM * kHeadDimV / 8 % 256 == 0, "the consumers clear rows of dO, all threads as often");
 
   using QTile = Operand<kBlockM, kHeadDim>;
   using DoTile = Operand<kBlockM, kHeadDimV>;
@@ -126,7 +128,7 @@ class TurnScout {
 
 // One consumer warpgroup. Those of P (group 0) and of dS (group 1) go their own ways: a product of one lies
 // under the arithmetic of the other.
-template <class Config>
+template <class Config, int kGroup>
 class WideConsumer {
  public:
   using Element = typename Config::Element;
@@ -134,17 +136,21 @@ class WideConsumer {
   using WeightTile = typename Config::WeightTile;
   static constexpr int kM8 = Config::kBlockM / 8;    // query columns of S^T, in eights
   static constexpr int kM16 = Config::kBlockM / 16;  // depth of dV += P^T dO and dK += dS^T Q
-  static constexpr int kDk8 = Config::kDqColumns / 8, kDv8 = Config::kDvColumns / 8;
+  // This consumer's columns of dQ and dK, and of dV.
+  static constexpr int kDqColumn = kGroup == 0 ? 0 : Config::kFirstDqColumns;
+  static constexpr int kDvColumn = kGroup == 0 ? 0 : Config::kFirstDvColumns;
+  static constexpr int kDk8 = (kGroup == 0 ? Config::kFirstDqColumns : Config::kHeadDim - kDqColumn) / 8;
+  static constexpr int kDv8 = (kGroup == 0 ? Config::kFirstDvColumns : Config::kHeadDimV - kDvColumn) / 8;
   static constexpr int kHalf8 = kDk8 / 2;  // of dQ
   using ScoreProduct = Wgmma<Element, Config::kBlockM, false>;
-  using DqProduct = Wgmma<Element, Config::kDqColumns / 2, true, true>;
+  using DqProduct = Wgmma<Element, 8 * kHalf8, true, true>;
   using Scores = float[1][kM8][4];
   using Fragments = uint32_t[kM16][4];
   using DqHalf = float[1][kHalf8][4];
 
   __device__ __forceinline__ WideConsumer(const BackwardArguments& arguments, typename Config::Smem& smem,
-                                          int group, int thread)
-      : arguments_(arguments), smem_(smem), group_(group), thread_(thread) {}
+                                          int thread)
+      : arguments_(arguments), smem_(smem), thread_(thread) {}
 
   __device__ __forceinline__ void run() {
     const BackwardParams& params = arguments_.params;
@@ -153,7 +159,7 @@ class WideConsumer {
     smem_.kv_full.wait(0);
     const Step first = next_step();
     if (first.tile >= 0) {
-      if (group_ == 0) {
+      if constexpr (kGroup == 0) {
         weigh_steps(first);
       } else {
         differentiate_steps(first);
@@ -161,9 +167,11 @@ class WideConsumer {
     }
     named_barrier_sync(kBothBarrier, 256);  // nobody reads K or V any more
     if (params.dk.data != nullptr) {
-      store<typename Config::KTile>(dk_, smem_.k, &arguments_.dk, static_cast<float>(params.softmax_scale));
+      store<typename Config::KTile, kDqColumn>(dk_, smem_.k, &arguments_.dk,
+                                               static_cast<float>(params.softmax_scale));
     }
-    if (params.dv.data != nullptr) store<typename Config::VTile>(dv_, smem_.v, &arguments_.dv, 1.f);
+    if (params.dv.data != nullptr)
+      store<typename Config::VTile, kDvColumn>(dv_, smem_.v, &arguments_.dv, 1.f);
     if (thread_ == 0) bulk_wait_read();  // the block's shared memory must outlive its copies
   }
 
@@ -196,7 +204,7 @@ class WideConsumer {
       pin(flat(dv_));
       named_barrier_sync(kDerivativesBarrier, 256);
       DqHalf first, second;
-      multiply_rows<typename Config::QTile>(dk_, smem_.ds, smem_.q[stage.index]);
+      multiply_rows<typename Config::QTile, kDqColumn>(dk_, smem_.ds, smem_.q[stage.index]);
       multiply_dq(first, 0);
       look_for_turn(tile, stage);
       rows_.advance();
@@ -234,7 +242,7 @@ class WideConsumer {
       const int tile = step.tile;
       pin(flat(dv_));
       DqHalf first, second;
-      multiply_rows<typename Config::QTile>(dk_, smem_.ds, smem_.q[stage.index]);
+      multiply_rows<typename Config::QTile, kDqColumn>(dk_, smem_.ds, smem_.q[stage.index]);
       multiply_dq(first, 0);
       look_for_turn(tile, stage);
       rows_.advance();
@@ -260,15 +268,15 @@ class WideConsumer {
 
   // P of the step at hand to all who need it; starts dV += P^T dO.
   __device__ __forceinline__ void multiply_p(const Fragments& p, const Step& step) {
-    if (step.work & Config::kEmptyRows) clear_empty_rows<0>();
+    if (step.work & Config::kEmptyRows) clear_empty_rows();
     share(p, smem_.p[rows_.index], kWeightsBarrier);
-    multiply_rows<typename Config::DoTile>(dv_, smem_.p[rows_.index], smem_.dout[rows_.index]);
+    multiply_rows<typename Config::DoTile, kDvColumn>(dv_, smem_.p[rows_.index], smem_.dout[rows_.index]);
   }
 
   // Starts dV += P^T dO once the other consumer has stored P; dS under it.
   __device__ __forceinline__ void multiply_p_and_differentiate(const Scores& differences) {
     named_barrier_sync(kWeightsBarrier, 256);
-    multiply_rows<typename Config::DoTile>(dv_, smem_.p[rows_.index], smem_.dout[rows_.index]);
+    multiply_rows<typename Config::DoTile, kDvColumn>(dv_, smem_.p[rows_.index], smem_.dout[rows_.index]);
     Fragments ds;
     multiply_weights(differences, smem_.p[rows_.index], ds);
     share(ds, smem_.ds, kDerivativesBarrier);
@@ -276,7 +284,7 @@ class WideConsumer {
 
   // Starts dP^T = V dO^T of the step at hand.
   __device__ __forceinline__ void start_dp(Scores& dp, const Step& step) {
-    if (step.work & Config::kEmptyRows) clear_empty_rows<1>();
+    if (step.work & Config::kEmptyRows) clear_empty_rows();
     multiply_scores<typename Config::VTile, typename Config::DoTile>(dp, smem_.v, smem_.dout[rows_.index]);
   }
 
@@ -317,7 +325,7 @@ class WideConsumer {
   }
 
   // Starts gradient += weights times this consumer's columns of a tile of rows: dV += P^T dO, dK += dS^T Q.
-  template <class Tile, int kCount>
+  template <class Tile, int kColumn, int kCount>
   __device__ __forceinline__ void multiply_rows(float (&gradient)[1][kCount][4], const char* weights,
                                                 const char* rows) {
     const uint32_t a = WeightTile::columns_base(shared_address(weights));
@@ -327,7 +335,7 @@ class WideConsumer {
 #pragma unroll
     for (int i = 0; i < kM16; ++i) {
       Wgmma<Element, 8 * kCount, true>::ss(flat(gradient), WeightTile::depth_columns(a, 0, i),
-                                           Tile::depth_rows(b, i, group_ * 8 * kCount), true);
+                                           Tile::depth_rows(b, i, kColumn), true);
     }
     wgmma_commit();
   }
@@ -337,7 +345,7 @@ class WideConsumer {
   __device__ __forceinline__ void multiply_dq(DqHalf& dq, int half) {
     const uint32_t a = WeightTile::rows_base(shared_address(smem_.ds));
     const uint32_t b = Config::KTile::rows_base(shared_address(smem_.k));
-    const int column = group_ * Config::kDqColumns + half * 8 * kHalf8;
+    const int column = kDqColumn + half * 8 * kHalf8;
     pin(flat(dq));
     wgmma_fence();
 #pragma unroll
@@ -413,18 +421,18 @@ class WideConsumer {
     for (int i = 0; i < kM16; ++i) store_matrices(tile + matrix_offset(i), weights[i]);
     fence_async_shared();
     named_barrier_arrive(barrier, 256);
-    named_barrier_sync(kGroupBarrier + group_, 128);
+    named_barrier_sync(kGroupBarrier + kGroup, 128);
   }
 
   // What comes in for a row that sees no key must not come out, even if it is not finite (and times P = 0 is
   // NaN). The consumers clear a half each.
-  template <int kGroup>
   __device__ __forceinline__ void clear_empty_rows() {
     constexpr int kChunks = Config::kHeadDimV / 8;
     const int stage = rows_.index;
 #pragma unroll 1
     for (int first = 0; first < Config::kBlockM * kChunks; first += 256) {  // as often for all threads
-      const int row = (first + kGroup * 128 + thread_) / kChunks, chunk = thread_ % kChunks;
+      const int index = first + kGroup * 128 + thread_;
+      const int row = index / kChunks, chunk = index % kChunks;
       if (smem_.lse[stage][row] == INFINITY) {
         *reinterpret_cast<int4*>(smem_.dout[stage] + Config::DoTile::offset(row, chunk)) = {0, 0, 0, 0};
       }
@@ -436,7 +444,7 @@ class WideConsumer {
   }
 
   __device__ __forceinline__ int32_t* turn_of(int tile) const {
-    return arguments_.dq_turn + int64_t{tile} * Config::kTurns + group_;
+    return arguments_.dq_turn + int64_t{tile} * Config::kTurns + kGroup;
   }
 
   // In deterministic order: finds out, before the step's stage is released, when dQ may be added.
@@ -453,36 +461,35 @@ class WideConsumer {
     if (arguments_.params.dq.data == nullptr) return;
     if (Config::kDeterministic && half == 0) wait_for_turn(turn_of(tile), turn_seen_, turn_expected_);
     float* part = arguments_.dq + int64_t{tile} * DqWorkspace<Config>::kTileFloats;
-    const int warp = group_ * 4 + thread_ / 32;
 #pragma unroll
     for (int n = 0; n < kHalf8; ++n) {
-      sm80::reduce_add_fragment(part + DqWorkspace<Config>::fragment_offset(warp, 0, half * kHalf8 + n),
-                                dq[0][n], thread_ % 32);
+      const int chunk = kDqColumn / 8 + half * kHalf8 + n;
+      sm80::reduce_add_fragment(part + DqWorkspace<Config>::offset(thread_ / 32, chunk), dq[0][n],
+                                thread_ % 32);
     }
     if (Config::kDeterministic && half == 1) {
-      named_barrier_sync(kGroupBarrier + group_, 128);
+      named_barrier_sync(kGroupBarrier + kGroup, 128);
       if (thread_ == 0) pass_turn(turn_of(tile), smem_.place.column_tile);
     }
   }
 
   // This consumer's columns of a gradient, through shared memory, to the tensor.
-  template <class Tile, int kCount>
+  template <class Tile, int kColumn, int kCount>
   __device__ __forceinline__ void store(const float (&gradient)[1][kCount][4], char* shared,
                                         const CUtensorMap* map, float factor) {
-    constexpr int kPanels = Tile::kPanels / Config::kConsumers;
 #pragma unroll
     for (int n = 0; n < kCount; ++n) {
 #pragma unroll
       for (int h = 0; h < 2; ++h) {
-        const int offset = Tile::offset(lane_key() + 8 * h, group_ * kCount + n) + thread_ % 4 * 4;
+        const int offset = Tile::offset(lane_key() + 8 * h, kColumn / 8 + n) + thread_ % 4 * 4;
         *reinterpret_cast<uint32_t*>(shared + offset) =
             pack<Element>(gradient[0][n][2 * h] * factor, gradient[0][n][2 * h + 1] * factor);
       }
     }
     fence_async_shared();
-    named_barrier_sync(kGroupBarrier + group_, 128);
+    named_barrier_sync(kGroupBarrier + kGroup, 128);
     if (thread_ == 0) {
-      for (int panel = group_ * kPanels; panel < (group_ + 1) * kPanels; ++panel) {
+      for (int panel = kColumn / 64; panel < kColumn / 64 + kCount / 8; ++panel) {
         tma_store(map, shared + panel * Tile::kPanelBytes, panel * 64,
                   smem_.place.column_tile * Config::kBlockN, smem_.place.head_k, smem_.place.batch);
       }
@@ -492,11 +499,32 @@ class WideConsumer {
 
   const BackwardArguments& arguments_;
   typename Config::Smem& smem_;
-  int group_;
   int thread_;
   Stage<Config::kStages> rows_;
   int32_t turn_expected_ = 0, turn_seen_ = 0;  // of the row tile whose dQ is in registers
   float dk_[1][kDk8][4], dv_[1][kDv8][4];
+};
+
+template <class Config>
+class WideConsumers {
+ public:
+  __device__ __forceinline__ WideConsumers(const BackwardArguments& arguments, typename Config::Smem& smem,
+                                           int group, int thread)
+      : arguments_(arguments), smem_(smem), group_(group), thread_(thread) {}
+
+  __device__ __forceinline__ void run() {
+    if (group_ == 0) {
+      WideConsumer<Config, 0>(arguments_, smem_, thread_).run();
+    } else {
+      WideConsumer<Config, 1>(arguments_, smem_, thread_).run();
+    }
+  }
+
+ private:
+  const BackwardArguments& arguments_;
+  typename Config::Smem& smem_;
+  int group_;
+  int thread_;
 };
 
 }  // namespace flashmask::sm90

@@ -176,6 +176,9 @@ def test_what_no_kernel_takes_is_refused(kernels: Kernels, seed: int) -> None:
     x = make_problem(seed, heads_q=4, heads_k=2, head_dim=64)
     with pytest.raises(KernelError, match="query heads are not a multiple of key heads"):
         run(kernels, replace(x, q=x.q[:, :, :3].contiguous()))
+    tall = x.q[:1, :1, :1].expand(2**20, 1, 2**11, 64)
+    with pytest.raises(KernelError, match=r"more than 2\^31 - 1 tiles"):
+        kernels.describe(tall, x.k[:1, :1, :1].expand(2**20, 1, 1, 64), tall[:, :, :1], x.options)
     memory = torch.zeros(x.q.numel() + 8, dtype=x.q.dtype).cuda()
     shifted = memory[4:-4].view(x.q.shape)
     long_rows = torch.zeros((*x.q.shape[:3], 68), dtype=x.q.dtype).cuda()[..., :64]
@@ -446,7 +449,9 @@ def test_all_column_tiles_meet_at_the_same_rows(
 # Nothing at all.
 
 
-@pytest.mark.parametrize(("batch", "seqlen_q", "seqlen_k"), [(2, 0, 5), (2, 5, 0), (2, 0, 0), (0, 5, 5)])
+@pytest.mark.parametrize(
+    ("batch", "seqlen_q", "seqlen_k"), [(2, 0, 5), (2, 5, 0), (4, 3000, 0), (2, 0, 0), (0, 5, 5)]
+)
 @pytest.mark.parametrize("deterministic", [False, True])
 def test_empty_tensors(
     kernels: Kernels, seed: int, deterministic: bool, batch: int, seqlen_q: int, seqlen_k: int

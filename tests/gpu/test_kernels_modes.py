@@ -234,7 +234,7 @@ def test_blocks_take_one_column_tile_after_another(
 @pytest.mark.parametrize("batch", [10, 30, 44, 88])
 @pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize("deterministic", [True, False])
-@pytest.mark.parametrize("head_dim", [64, 128])
+@pytest.mark.parametrize("head_dim", [64, 96, 128])
 def test_query_heads_in_parts(
     kernels: Kernels, seed: int, head_dim: int, deterministic: bool, per_head: bool, batch: int
 ) -> None:
@@ -295,8 +295,11 @@ def test_deterministic_repeats_are_identical(
     assert_repeats_are_identical(kernels, repeated_problem(seed, head_dims, dropout_p), repeats=50)
 
 
-def test_a_thousand_deterministic_repeats_are_identical(kernels: Kernels, seed: int) -> None:
-    assert_repeats_are_identical(kernels, repeated_problem(seed, (128, 128), 0.0), repeats=1000)
+@pytest.mark.parametrize("head_dims", [(64, 64), (128, 128), (192, 128), (256, 256)], ids=str)
+def test_a_thousand_deterministic_repeats_are_identical(
+    kernels: Kernels, seed: int, head_dims: tuple[int, int]
+) -> None:
+    assert_repeats_are_identical(kernels, repeated_problem(seed, head_dims, 0.0), repeats=1000)
 
 
 # Dropout.
