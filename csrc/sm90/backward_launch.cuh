@@ -3,6 +3,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cmath>
+#include <limits>
 
 #include "common/device.h"
 #include "common/kernel_table.h"
@@ -14,21 +16,36 @@
 
 namespace flashmask::sm90 {
 
-// A call of few column tiles, each the work of many query heads, leaves multiprocessors idle at its end. So
-// the query heads of a key head are divided into as many parts as make this many waves of column tiles.
-constexpr int64_t kWavesOfParts = 4;
-
+// Into how many parts the query heads of a key head are divided. A call of few column tiles, each the work of
+// many query heads, leaves multiprocessors idle at its end; but a part's dK and dV go to memory and back.
+// Time is in steps, each a row tile of one query head. Without a mask all column tiles take as long. Else, as
+// under causality, from none to all rows are theirs, longest first.
 template <class Config>
-int parts_of_group(const Shape& shape) {
-  if (!Config::kParts) return 1;
-  const int64_t pieces = ceil_div(shape.seqlen_k, Config::kBlockN) * shape.heads_k * shape.batch;
+int parts_of_group(const BackwardParams& params) {
+  constexpr double kMemorySteps = 7. / 256 * (Config::kHeadDim + Config::kHeadDimV);  // of a part, measured
+  constexpr double kTail = 0.25;      // of the longest, in which the others have ended, measured
+  constexpr double kWorthIt = 0.985;  // of the time, or the memory is not
+  const Shape& shape = params.shape;
+  const auto columns =
+      static_cast<double>(ceil_div(shape.seqlen_k, Config::kBlockN) * shape.heads_k * shape.batch);
+  const auto rows = static_cast<double>(ceil_div(shape.seqlen_q, Config::kBlockM));
+  const bool even = params.mask.bounds == 0 && params.mask.causal == 0;
   const int group = shape.heads_q / shape.heads_k;
-  int parts = 1;
-  while (parts < group && pieces * parts < kWavesOfParts * kWave) {
-    do ++parts;
-    while (group % parts != 0);
+  int best = 1;
+  double best_time = std::numeric_limits<double>::infinity();
+  for (int parts = 1; parts <= (Config::kParts ? group : 1); ++parts) {
+    if (group % parts != 0) continue;
+    const double steps = group / parts * rows, memory = parts > 1 ? kMemorySteps : 0;
+    const double waves = columns * parts / kWave;
+    const double time =
+        even ? std::ceil(waves) * (steps + memory)
+             : std::max(steps + memory, waves * (steps / 2 + memory) + kTail * (steps + memory));
+    if (time < kWorthIt * best_time) {
+      best = parts;
+      best_time = time;
+    }
   }
-  return parts;
+  return best;
 }
 
 // Offsets into the workspace, in bytes.
@@ -46,7 +63,7 @@ BackwardPlan plan_backward(const BackwardParams& params) {
   const int64_t column_tiles = ceil_div(shape.seqlen_k, Config::kBlockN);
   BackwardPlan plan{};
   WorkspacePlan space;
-  plan.parts = parts_of_group<Config>(shape);
+  plan.parts = parts_of_group<Config>(params);
   plan.mask = space.reserve(mask_tiles_bytes(mask, shape.seqlen_k, Config::kBlockN));
   plan.lse = space.reserve(tiles * Config::kBlockM * 4);
   plan.delta = space.reserve(tiles * Config::kBlockM * 4);

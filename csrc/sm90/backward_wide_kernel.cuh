@@ -165,7 +165,7 @@ class WideConsumer {
         differentiate_steps(first);
       }
     }
-    named_barrier_sync(kBothBarrier, 256);  // nobody reads K or V any more
+    meet();  // nobody reads K or V any more
     if (params.dk.data != nullptr) {
       store<typename Config::KTile, kDqColumn>(dk_, smem_.k, &arguments_.dk,
                                                static_cast<float>(params.softmax_scale));
@@ -176,13 +176,12 @@ class WideConsumer {
   }
 
  private:
-  // Named barriers: 0 is __syncthreads; one for both consumers, one for each one's own threads, and those at
-  // which the one consumer waits until the other has stored P or dS, or cleared its part of dO.
-  static constexpr int kBothBarrier = 1;
-  static constexpr int kGroupBarrier = 2;
-  static constexpr int kWeightsBarrier = 4;
-  static constexpr int kDerivativesBarrier = 5;
-  static constexpr int kClearedBarrier = 6;
+  // Named barriers: 0 is __syncthreads; one for each consumer's own threads, those at which the one waits
+  // until the other has stored P or dS, and one for each that the other has come to a place.
+  static constexpr int kGroupBarrier = 1;
+  static constexpr int kWeightsBarrier = 3;
+  static constexpr int kDerivativesBarrier = 4;
+  static constexpr int kMeetingBarrier = 5;
 
   // The consumer of P. P of a step is computed in the step before, under its dQ and the other's dP. When it
   // is stored, all of this consumer's products of the step before are done, so the other may overwrite dS.
@@ -424,6 +423,13 @@ class WideConsumer {
     named_barrier_sync(kGroupBarrier + kGroup, 128);
   }
 
+  // Waits for the other consumer. One bar.sync will not do for both: it is aligned, and their code is not the
+  // same.
+  static __device__ __forceinline__ void meet() {
+    named_barrier_arrive(kMeetingBarrier + kGroup, 256);
+    named_barrier_sync(kMeetingBarrier + 1 - kGroup, 256);
+  }
+
   // What comes in for a row that sees no key must not come out, even if it is not finite (and times P = 0 is
   // NaN). The consumers clear a half each.
   __device__ __forceinline__ void clear_empty_rows() {
@@ -438,9 +444,7 @@ class WideConsumer {
       }
     }
     fence_async_shared();
-    // One bar.sync will not do for both: it is aligned, and they come from different places.
-    named_barrier_arrive(kClearedBarrier + kGroup, 256);
-    named_barrier_sync(kClearedBarrier + 1 - kGroup, 256);
+    meet();
   }
 
   __device__ __forceinline__ int32_t* turn_of(int tile) const {

@@ -231,7 +231,7 @@ def test_blocks_take_one_column_tile_after_another(
     assert_matches({"dq": dq}, problem, name)
 
 
-@pytest.mark.parametrize("batch", [10, 30, 44, 88])
+@pytest.mark.parametrize("batch", [4, 8, 12, 30])
 @pytest.mark.parametrize("per_head", [False, True])
 @pytest.mark.parametrize("deterministic", [True, False])
 @pytest.mark.parametrize("head_dim", [64, 96, 128])
@@ -299,6 +299,8 @@ def test_deterministic_repeats_are_identical(
 def test_a_thousand_deterministic_repeats_are_identical(
     kernels: Kernels, seed: int, head_dims: tuple[int, int]
 ) -> None:
+    if head_dims != (128, 128) and not isinstance(kernels, HopperKernels):
+        pytest.skip("50 repeats will do where all head dims have one kernel")
     assert_repeats_are_identical(kernels, repeated_problem(seed, head_dims, 0.0), repeats=1000)
 
 
