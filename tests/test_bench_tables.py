@@ -194,6 +194,30 @@ def test_document_shows_peers_and_failures() -> None:
     assert report.render([], "sm80").startswith("# sm80 kernels")
 
 
+def test_document_keeps_what_was_not_measured_again() -> None:
+    causal, full = (paper_case(mask, 8192, 128) for mask in ("causal", "full"))
+    newer, newest = (replace(RUN, started=f"2027-01-0{day}", sources=f"day {day}") for day in (1, 2))
+    rows = [
+        make_row(causal, "sm80", 2.0),
+        make_row(causal, "fa2", 3.0),
+        make_row(full, "sm80", 4.0),
+        make_row(full, "sm80", 5.0, direction="backward"),
+        make_row(full, "sm80", 6.0, run=newer),
+        make_row(causal, "sm80", 7.0, run=newest),
+    ]
+    now, *earlier = report.render(rows, "sm80").split(f"## {CARD}")[1:]
+    assert "| causal | 0.500 | 0.000 | 7.000 " in now
+    assert "| full |" not in now
+    assert [part.splitlines()[0] for part in earlier] == [
+        ", earlier kernels: what was not measured again"
+    ] * 2
+    assert "- kernel sources day 1;" in earlier[0]
+    assert "| full | 0.500 | 0.000 | 6.000 " in earlier[0]
+    assert "| full | 0.500 | 0.000 | 5.000 " in earlier[1]
+    assert "| causal |" not in "".join(earlier)
+    assert "not measured |" not in "".join(earlier)
+
+
 def test_document_says_what_was_not_run() -> None:
     rows = [
         make_row(paper_case(mask, seqlen, head_dim), name, 1.0, direction=direction)

@@ -45,9 +45,8 @@ __global__ void classify_forward_kernel(const __grid_constant__ ClassifyArgument
       for (int slot = 0; slot < arguments.mask.slot_count; ++slot) {
         touched |= test(bits.touched[slot], tile - first) << slot;
       }
-      const bool live = test(bits.live, (tile - first) / kTilesPerGroup);
       arguments.kinds[int64_t{blockIdx.x} * tiles + tile] =
-          kind_of(live && test(bits.visited, tile - first), touched);
+          kind_of(test(bits.visited, tile - first), touched);
     }
   }
 }

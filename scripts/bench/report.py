@@ -182,16 +182,33 @@ def render(rows: Sequence[Row], kernels: str) -> str:
     for card in cards(rows, kernels):
         results = Results(rows, kernels, card)
         parts += [f"## {card}", provenance(results.rows), "### Bars", render_bars(results)]
-        if is_hopper(results):
-            parts += hopper_bars.mask_ratios(results)
-        parts += total_tables(results)
-        parts += magi_tables(results)
-        parts += mask_tables(results)
-        parts += [
-            *(_search_table(results), _long_table(results), _failures(results)),
-            not_run(left_out(results), level=3),
-        ]
+        parts += _tables(results)
+        parts.append(not_run(left_out(results), level=3))
+        for earlier in not_measured_again(rows, results):
+            parts += [
+                f"## {card}, earlier kernels: what was not measured again",
+                *(provenance(earlier.rows), "### Bars", render_bars(earlier, measured_only=True)),
+                *_tables(earlier),
+            ]
     return document(parts)
+
+
+def not_measured_again(rows: Sequence[Row], results: Results) -> Iterator[Results]:
+    """Yield what the card's earlier kernel sources were measured at and later ones were not, newest first."""
+    while results.rows:
+        again = {(row.case, row.direction) for row in results.rows}
+        rows = [row for row in rows if row not in results.rows and (row.case, row.direction) not in again]
+        results = Results(rows, results.kernels, results.card)
+        if results.rows:
+            yield results
+
+
+def _tables(results: Results) -> list[str]:
+    tables = hopper_bars.mask_ratios(results) if is_hopper(results) else []
+    return [
+        *(*tables, *total_tables(results), *magi_tables(results), *mask_tables(results)),
+        *(_search_table(results), _long_table(results), _failures(results)),
+    ]
 
 
 def left_out(results: Results) -> dict[str, list[str]]:
