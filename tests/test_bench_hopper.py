@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts" / "bench"))
@@ -18,6 +19,8 @@ import paper_tables
 import report
 from cells import DIRECTIONS, PEER_MASKS, TWELVE, Case, Row, Run, magi_case, paper_case
 from results import Bar, Results
+
+from paddle_flashmask.masks.block_map import MASKED, PARTIAL
 
 RUN = Run("2026-01-01T00:00:00Z", "sm90", "abc", "123", "NVIDIA H200", "1.0", "2.11", "python kernels.py")
 
@@ -245,7 +248,7 @@ def test_reference_of_grouped_heads_sums_their_key_gradients() -> None:
 
 
 def test_a_partial_tile_may_take_a_third_more_time() -> None:
-    partial, other = cells.masking_cases(64)
+    partial, other = cells.masking_cases(64)[0]
     assert partial.flops("forward", 0.5) == other.flops("forward", 0.5)
     beside = [make_row(other, "sm90", 0.96), make_row(other, cells.idle_indices("sm90"), 1.0)]
     what = "a partial tile (random eviction), D=64, forward: time, relative to another"
@@ -255,3 +258,20 @@ def test_a_partial_tile_may_take_a_third_more_time() -> None:
     assert judge([make_row(partial, "sm90", 1.3), *beside])[what].met is False  # of one without
     assert judge([make_row(partial, "sm90", 1.2), beside[1]])[what].met is None
     assert judge([])[what].met is None
+
+
+@pytest.mark.parametrize(("partial", "other"), cells.masking_cases(128), ids=lambda case: case.mask)
+def test_masked_tiles_are_as_many_as_unmasked_ones(partial: cells.Case, other: cells.Case) -> None:
+    """Of 64 keys and 192 rows, as the Hopper forward's are."""
+    kinds, others = (
+        np.asarray(case.build_mask().block_map(192, 64, "minmax")).reshape(-1, 128)
+        for case in (partial, other)
+    )
+    assert abs((kinds == MASKED).mean() - (others == MASKED).mean()) < 0.01
+    assert (kinds == PARTIAL).sum() > 0.9 * (others != MASKED).sum()
+    assert (others == PARTIAL).sum() < 0.1 * others.size
+    if partial.mask == "holes":
+        assert partial.build_mask().visible_area() == 8192 * (8192 - cells.HOLE)
+    if partial.mask == "two_holes":
+        hidden = 8192**2 - partial.build_mask().visible_area()
+        assert 1.98 * 8192 * cells.HOLE < hidden <= 2 * 8192 * cells.HOLE  # some overlap

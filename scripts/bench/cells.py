@@ -17,6 +17,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 from paper_data import PUBLISHED, PUBLISHED_SUFFIX, published_mask
 
 from paddle_flashmask import masks
@@ -39,6 +40,10 @@ PUBLISHED_TWELVE = tuple(
 # without a mask, but for finding the tiles. 20 of them are 130 K tokens at a block sparsity of exactly 95 %.
 EQUAL_DOCUMENTS = "equal_documents"
 EQUAL_DOCUMENT_COUNT, EQUAL_DOCUMENT_LENGTH = 20, 6528
+# Every column hides HOLE rows somewhere, once or twice: of a full mask's tiles nearly all have intervals to
+# mask that begin and end in them, of one slot or of two.
+HOLES = {"holes": 1, "two_holes": 2}
+HOLE = 32
 # Ever longer sequences of one head, up to a million tokens, in 64 causal documents.
 LONG_DOCUMENTS = "causal_document_64"
 LONG_LENGTHS = (131072, 262144, 524288, 1048576)
@@ -70,6 +75,8 @@ class Case:
         """Return the mask, of one sample and one head."""
         if self.mask == EQUAL_DOCUMENTS:
             return masks.document([EQUAL_DOCUMENT_LENGTH] * EQUAL_DOCUMENT_COUNT)
+        if self.mask in HOLES:
+            return _holes(self.seqlen, HOLES[self.mask], self.seed)
         if self.mask == LONG_DOCUMENTS:
             return masks.causal_document([self.seqlen // 64] * 64)
         if self.mask in PUBLISHED:
@@ -113,9 +120,24 @@ def magi_case(mask: str, seqlen: int, head_dim: int = 128, seed: int = 0) -> Cas
     return Case(mask, seqlen, head_dim, 1, MAGI_HEADS, seed, MAGI_KV_HEADS)
 
 
-def masking_cases(head_dim: int) -> tuple[Case, Case]:
-    """Return two that visit the same tiles: nearly all with elements to mask, and only the diagonal's."""
-    return paper_case("random_eviction", 8192, head_dim), paper_case("causal", 8192, head_dim)
+# Masks that visit the same tiles at 8K: nearly all with elements to mask, and none (or the diagonal's).
+MASKING_PAIRS = {"random_eviction": "causal"} | dict.fromkeys(HOLES, "full")
+
+
+def masking_cases(head_dim: int) -> list[tuple[Case, Case]]:
+    """Return the cases of MASKING_PAIRS."""
+    return [
+        (paper_case(partial, 8192, head_dim), paper_case(other, 8192, head_dim))
+        for partial, other in MASKING_PAIRS.items()
+    ]
+
+
+def _holes(seqlen: int, count: int, seed: int) -> masks.ColumnMask:
+    starts = np.random.default_rng(seed).integers(0, seqlen - HOLE, (1, 1, seqlen, count))
+    indices = np.zeros((1, 1, seqlen, 4), np.int32)
+    indices[..., 0 : 2 * count : 2] = starts
+    indices[..., 1 : 2 * count : 2] = starts + HOLE
+    return masks.ColumnMask.from_startend_row_indices(indices, causal=False)
 
 
 def long_cases() -> list[Case]:

@@ -94,11 +94,15 @@ def own_job(
     return _own_job(library, data.tensors, *mask.to_startend_row_indices(), backward, deterministic)
 
 
-def idle_indices_job(library: CudaLibrary, data: Data, *, backward: bool = True) -> Job:
-    """Our kernels under causality, with indices that hide nothing more."""
+def idle_indices_job(library: CudaLibrary, data: Data, *, causal: bool, backward: bool = True) -> Job:
+    """Our kernels on a full or a causal mask, with indices that hide nothing more."""
     seqlen = data.tensors[0].shape[1]
-    nothing = np.full((1, 1, seqlen, 1), seqlen, np.int32)
-    return _own_job(library, data.tensors, nothing, True, backward, deterministic=False)
+    return _own_job(library, data.tensors, _nothing(seqlen, causal), causal, backward, deterministic=False)
+
+
+def _nothing(seqlen: int, causal: bool) -> np.ndarray:
+    """Indices that hide nothing: int32 ``[1, 1, Sk, 1 or 2]``."""
+    return np.tile(np.array([seqlen] if causal else [seqlen, 0], np.int32), (1, 1, seqlen, 1))
 
 
 def batched_job(library: CudaLibrary, data: Data) -> Job:
@@ -109,8 +113,7 @@ def batched_job(library: CudaLibrary, data: Data) -> Job:
     count = EQUAL_DOCUMENT_COUNT
     split = [tensor.view(count, -1, *tensor.shape[2:]) for tensor in data.tensors]
     seqlen = split[0].shape[1]
-    nothing = np.broadcast_to(np.array([seqlen, 0], np.int32), (1, 1, seqlen, 2)).copy()
-    job = _own_job(library, split, nothing, False, backward=True, deterministic=False)
+    job = _own_job(library, split, _nothing(seqlen, False), False, backward=True, deterministic=False)
     job.results = {
         name: tensor.view(data.tensors[0].shape) for name, tensor in job.results.items() if name != "lse"
     }

@@ -140,7 +140,7 @@ def wanted_cases(arguments: argparse.Namespace) -> list[Case]:
         if mask in arguments.masks and (seed == arguments.seeds[0] or is_drawn(mask))
     ]
     if arguments.bars:
-        cases += [case for head_dim in HEAD_DIMS for case in masking_cases(head_dim)]
+        cases += [case for head_dim in HEAD_DIMS for pair in masking_cases(head_dim) for case in pair]
         cases += [*map(search_case, HEAD_DIMS), *long_cases()]
     return cases
 

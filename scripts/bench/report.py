@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
+from statistics import median_low
 
 import hopper_bars
 from cells import (
@@ -120,15 +121,15 @@ def _search_bars(results: Results, limit: float) -> Iterator[Bar]:
 
 
 def _masking_bars(results: Results) -> Iterator[Bar]:
-    """Random eviction against causality: the same tiles, partial or not.
+    """Masks against others of the same tiles, partial or not.
 
-    Causality once with idle indices, which is through the same kernels, and once without any, for which
+    The other once with idle indices, which is through the same kernels, and once without any, for which
     others may be faster. Neither may be beaten by more than the bar.
     """
     for head_dim in HEAD_DIMS:
-        partial, other = masking_cases(head_dim)
-        for direction in DIRECTIONS:
-            what = f"a partial tile (random eviction), D={head_dim}, {direction}: time, relative to another"
+        for (partial, other), direction in product(masking_cases(head_dim), DIRECTIONS):
+            mask = partial.mask.replace("_", " ")
+            what = f"a partial tile ({mask}), D={head_dim}, {direction}: time, relative to another"
             costs = []
             for name in (idle_indices(results.kernels), results.kernels):
                 found = results.find((partial, direction, results.kernels), (other, direction, name))
@@ -253,14 +254,30 @@ def provenance(rows: list[Row]) -> str:
         return ", ".join(dict.fromkeys(values))
 
     starts = [row.run.started for row in rows]
+    timed = [row for row in rows if row.ok]
     lines = [
         f"- driver {distinct(row.run.driver for row in rows)}",
         f"- torch {distinct(row.run.torch for row in rows)}",
         f"- kernel sources {rows[-1].run.sources}; commit {distinct(row.run.commit for row in rows)}",
         f"- runs of {' to '.join(dict.fromkeys((min(starts), max(starts))))}",
+        *(
+            [
+                f"- a time is the median of {_spread(row.repetitions for row in timed)} runs, after "
+                f"{_spread(row.warmups for row in timed)} that warm up"
+            ]
+            if timed
+            else []
+        ),
         *(f"- `{command}`" for command in dict.fromkeys(row.run.command for row in rows)),
     ]
     return "\n".join(lines)
+
+
+def _spread(counts: Iterable[int]) -> str:
+    every = sorted(counts)
+    if every[0] == every[-1]:
+        return str(every[0])
+    return f"{every[0]} to {every[-1]} (half of them {median_low(every)} or more)"
 
 
 def mask_tables(results: Results) -> Iterator[str]:

@@ -68,7 +68,7 @@ class Bench:
         names = [ours]
         if case.mask == EQUAL_DOCUMENTS:
             return [*names, batched(ours)]
-        if self.arguments.bars and case == masking_cases(case.head_dim)[1]:
+        if self.arguments.bars and case in [other for _, other in masking_cases(case.head_dim)]:
             names.append(idle_indices(ours))
         if self.arguments.deterministic and direction == "backward" and case.mask != LONG_DOCUMENTS:
             names.append(deterministic(ours))
@@ -122,7 +122,9 @@ class Bench:
         builders: dict[str, Callable[[], Job]] = {
             ours: partial(own_job, self.binary, mask, data, backward=backward),
             deterministic(ours): partial(own_job, self.binary, mask, data, deterministic=True),
-            idle_indices(ours): partial(idle_indices_job, self.binary, data, backward=backward),
+            idle_indices(ours): partial(
+                idle_indices_job, self.binary, data, causal=case.mask == "causal", backward=backward
+            ),
             batched(ours): partial(batched_job, self.binary, data),
         }
         peers = {name: partial(PEERS[name].job, case, data, backward=backward) for name in self.peers}
