@@ -145,7 +145,9 @@ class Kernels:
 
     def _run(self, params: ForwardParams | BackwardParams, results: _Results) -> None:
         size = self.binary.workspace_bytes(params)
-        params.workspace = results.make("workspace", (size,), torch.int8).data_ptr()
+        workspace = results.make("workspace", (size,), torch.int8)
+        assert workspace.numel() >= size, "the workspace that the caller brought is too small"
+        params.workspace = workspace.data_ptr()
         self.binary.launch(params)
         results.assert_intact_around()
 
