@@ -28,7 +28,7 @@ if [ -z "${FLASHMASK_CUDA_LIBRARY_80_ON_90:-}" ]; then
 fi
 
 # A name, then a command; the long ones first.
-jobs() {
+list() {
   local test="python3 -m pytest -q -p no:cacheprovider tests/gpu"
   local portable="$test/test_kernels_random.py tests/gpu/test_kernels_faults.py tests/gpu/test_kernels_modes.py"
   local kinds='-k "sm80 and not thousand and not million and not far and not rise"'
@@ -58,4 +58,4 @@ run() {
 }
 export -f run
 
-jobs | xargs -d '\n' -P "$processes" -I '{}' bash -c 'run "$1"' run '{}'
+list | xargs -d '\n' -P "$processes" -I '{}' bash -c 'run "$1"' run '{}'
