@@ -2,7 +2,6 @@
 #pragma once
 
 #include <cuda.h>
-#include <cuda_fp16.h>
 
 #include <type_traits>
 
@@ -11,6 +10,7 @@
 #include "sm90/operand.cuh"
 #include "sm90/pipeline.cuh"
 #include "sm90/ptx.cuh"
+#include "sm90/row_bits.cuh"
 #include "sm90/split_rows.cuh"
 
 namespace flashmask::sm90 {
@@ -133,16 +133,18 @@ struct ForwardConfig {
   // O takes the place of its Q, a consumer's rows that of its rows; a split's goes from registers to memory.
   // Where there is room for a second stage of Q, that of the next row tile comes while this one is worked on.
   static_assert(OTile::kBytes <= QTile::kBytes, "O fits where Q was");
-  static constexpr int kSlotBytes = static_cast<int>(sizeof(Slot) + kConsumers * sizeof(__half2));
-  static constexpr int kRingBytes = kStages * (KTile::kBytes + VTile::kBytes + kSlots * kBlockN * kSlotBytes);
-  static constexpr int kQStages = 2 * QTile::kBytes + kRingBytes + 1024 <= kMaxSmemBytes ? 2 : 1;
+  static constexpr int kSlotBytes = kSlots * kBlockN * static_cast<int>(sizeof(Slot));
+  static constexpr int kRingBytes = kStages * (KTile::kBytes + VTile::kBytes + kSlotBytes);
+  using Bits = WarpBits<kBlockN / 8>;
+  static constexpr int kBitBytes = 4 * kConsumers * static_cast<int>(sizeof(Bits));
+  static constexpr int kQStages = 2 * QTile::kBytes + kRingBytes + kBitBytes + 1024 <= kMaxSmemBytes ? 2 : 1;
 
   struct alignas(1024) Smem {
     char q[kQStages][QTile::kBytes];
     char k[kStages][KTile::kBytes];
     char v[kStages][VTile::kBytes];
     alignas(128) Slot slots[kStages][kSlots][kBlockN];
-    alignas(128) __half2 intervals[kStages][kConsumers][kSlots][kBlockN];  // see row_interval()
+    Bits bits[kConsumers][4];
     Step steps[kStages];
     Work works[kQStages];
     Barrier q_full[kQStages], q_empty[kQStages];

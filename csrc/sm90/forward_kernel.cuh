@@ -9,7 +9,7 @@
 #include "sm90/forward_producer.cuh"
 #include "sm90/operand.cuh"
 #include "sm90/ptx.cuh"
-#include "sm90/row_intervals.cuh"
+#include "sm90/row_bits.cuh"
 #include "sm90/split_rows.cuh"
 #include "sm90/wgmma.cuh"
 
@@ -26,6 +26,7 @@ class Consumer {
   using OutputProduct = Wgmma<Element, Config::kHeadDimV, true>;
   using Scores = float[1][kN8][4];
   using Output = float[1][kO8][4];
+  using Bits = LaneBits<kN8>;
   using Probabilities = uint32_t[Config::kBlockN / 16][4];
 
   __device__ __forceinline__ Consumer(const ForwardArguments& arguments, typename Config::Smem& smem,
@@ -43,8 +44,7 @@ class Consumer {
   }
 
  private:
-  // Named barriers: 0 is __syncthreads; then, of each consumer, one for its intervals and one for its votes.
-  static constexpr int kIntervalBarrier = 1, kVoteBarrier = kIntervalBarrier + Config::kConsumers;
+  static constexpr int kVoteBarrier = 1;  // named barriers, one a consumer; 0 is __syncthreads
 
   // The entry of the K ring that comes next, once its K is there.
   __device__ __forceinline__ Step next_step() {
@@ -109,16 +109,16 @@ class Consumer {
       multiply_scores(scores);
       smem_.v_full[v_.index].wait(v_.parity);
       multiply_output(output, p, fresh);
-      if constexpr (!Config::kDense) prepare_mask(step, work);
+      const Bits bits = prepare_mask(step, work);
       wgmma_wait<1>();
       pin(flat(scores));
       float sums[1][2];
-      weigh(scores, sums, step, work, softmax);
+      weigh(scores, sums, step, bits, work, softmax);
       wgmma_wait_behind<0>(__float_as_uint(scores[0][kN8 - 1][1]) | __float_as_uint(scores[0][kN8 - 1][3]));
       pin(flat(output));
       release(smem_.v_empty[v_.index]);
       v_.advance();
-      settle(scores, sums, step, work, softmax, output);
+      settle(scores, sums, step, bits, work, softmax, output);
       release(smem_.k_empty[k_.index]);
       k_.advance();
       step = next_step();
@@ -134,17 +134,17 @@ class Consumer {
                                             bool fresh) {
     Scores scores;
     multiply_scores(scores);
-    if constexpr (!Config::kDense) prepare_mask(step, work);
+    const Bits bits = prepare_mask(step, work);
     wgmma_wait<0>();
     pin(flat(scores));
     if (fresh) {
-      mask(scores, step, work);
+      mask(scores, step, bits, work);
       float rescale[1][2];
       softmax.advance(scores, arguments_.exponent_scale, rescale);
     } else {  // as if no tile had been passed over
       float sums[1][2];
-      weigh(scores, sums, step, work, softmax);
-      settle(scores, sums, step, work, softmax, output);
+      weigh(scores, sums, step, bits, work, softmax);
+      settle(scores, sums, step, bits, work, softmax, output);
     }
     release(smem_.k_empty[k_.index]);
     k_.advance();
@@ -153,10 +153,10 @@ class Consumer {
   }
 
   // Takes the weights by the maximum so far as they are or, rarely, once more, from S on, by their tile's own
-  // maximum: all four warps then, as in every product. K and the intervals are still there.
+  // maximum: all four warps then, as in every product. K is still there.
   __device__ __forceinline__ void settle(Scores& scores, const float (&sums)[1][2], const Step& step,
-                                         const typename Config::Work& work, OnlineSoftmax<1>& softmax,
-                                         Output& output) {
+                                         const Bits& bits, const typename Config::Work& work,
+                                         OnlineSoftmax<1>& softmax, Output& output) {
     if (!named_barrier_any(kVoteBarrier + group_, 128, !softmax.serve(sums))) {
       softmax.add(sums);
       return;
@@ -164,7 +164,7 @@ class Consumer {
     multiply_scores(scores);
     wgmma_wait<0>();
     pin(flat(scores));
-    mask(scores, step, work);
+    mask(scores, step, bits, work);
     float rescale[1][2];
     softmax.advance(scores, arguments_.exponent_scale, rescale);
     rescale_output(output, rescale);
@@ -245,46 +245,52 @@ class Consumer {
     return first_row(work) + row < arguments_.params.shape.seqlen_q;
   }
 
-  // While S is computed: for the slots whose intervals both start and end in the tile, which of this
-  // consumer's rows they mask in each column. (Where they only start or only end there, comparing is as fast
-  // without.) The place is free: all threads have given back the K stage that had it before.
-  __device__ __forceinline__ void prepare_mask(const Step& step, const typename Config::Work& work) {
-    const uint32_t prepared = with_both_ends(step.touched);
-    if (prepared == 0) return;
-#pragma unroll 1
-    for (uint32_t slots = prepared; slots != 0; slots &= slots - 1) {
-      const int slot = __ffs(static_cast<int>(slots)) - 1;
-      for (int column = thread_; column < Config::kBlockN; column += 128) {
-        smem_.intervals[k_.index][group_][slot][column] =
-            row_interval(smem_.slots[k_.index][slot][column], first_row(work));
-      }
-    }
-    named_barrier_sync(kIntervalBarrier + group_, 128);
+  // Whether a tile's masked scores are found out beforehand, as bits: where one slot's intervals all start
+  // before the tile or all end behind it, comparing is as fast without.
+  static __device__ __forceinline__ bool by_bits(uint32_t touched) {
+    const uint32_t slots = touched & kSlotBits;
+    return (slots & (slots - 1)) != 0 || with_both_ends(touched) != 0;
   }
 
-  // Masks S and takes the weights by the maximum so far, in a path of its own for nothing to mask and for
-  // what most masked tiles have, one slot. (Then masking lies under the exponentials.)
+  // While S is computed: the masked scores, if by_bits().
+  __device__ __forceinline__ Bits prepare_mask(const Step& step, const typename Config::Work& work) {
+    if (Config::kDense || !by_bits(step.touched)) return {};
+    const int warp = thread_ / 32, first = first_row(work);
+    return find_masked<kN8>(smem_.slots[k_.index], step.touched & kSlotBits, smem_.bits[group_][warp],
+                            [&](int row) { return first_own_row(row, first, warp); });
+  }
+
+  // The first of a warp's rows that belongs to query row `row` or a later one, in [0, 16], if this consumer's
+  // rows start with query row `first`.
+  __device__ __forceinline__ int first_own_row(int row, int first, int warp) const {
+    if constexpr (Config::kSplit) {
+      const int own = __viaddmin_s32_relu(row, -first, kWarpgroupRows) * arguments_.split.plan.pack;
+      return __viaddmin_s32_relu(own, -warp * kWarpRows, kWarpRows);
+    }
+    return __viaddmin_s32_relu(row, -first - warp * kWarpRows, kWarpRows);
+  }
+
+  // Masks S and takes the weights by the maximum so far, in paths of their own, so that masking lies under
+  // the exponentials and costs nothing where there is nothing to mask.
   __device__ __forceinline__ void weigh(Scores& scores, float (&sums)[1][2], const Step& step,
-                                        const typename Config::Work& work,
+                                        const Bits& bits, const typename Config::Work& work,
                                         const OnlineSoftmax<1>& softmax) const {
     const auto take = [&](auto mask) {
       softmax.weigh_by_past(scores, arguments_.exponent_scale, sums, mask);
     };
     const auto nothing = [](int) {};
-    const uint32_t slots = step.touched & kSlotBits;
-    if (Config::kDense || arguments_.negated || (slots & (slots - 1)) != 0) {
-      mask(scores, step, work);
+    if (Config::kDense || arguments_.negated) {
+      mask(scores, step, bits, work);
       take(nothing);
-    } else if (slots == 0) {
+    } else if ((step.touched & kSlotBits) == 0) {
       take(nothing);
     } else {
-      with_mask_of_slot(step, __ffs(static_cast<int>(slots)) - 1, work,
-                        [&](auto mask) { take([&](int n) { mask(scores[0][n], n); }); });
+      with_mask(step, bits, work, [&](auto mask) { take([&](int n) { mask(scores[0][n], n); }); });
     }
   }
 
   // Puts the masked scores of a step to -inf.
-  __device__ __forceinline__ void mask(Scores& scores, const Step& step,
+  __device__ __forceinline__ void mask(Scores& scores, const Step& step, const Bits& bits,
                                        const typename Config::Work& work) const {
     if (arguments_.negated) negate(scores);
     if constexpr (Config::kDense) {
@@ -294,37 +300,41 @@ class Consumer {
           scores, dense_plane(arguments_.mask, shape, work.batch, work.head), shape.seqlen_q, shape.seqlen_k,
           first_row(work) + rows.first, step.tile * Config::kBlockN + lane_column(), [](int) { return 0; },
           [](int n) { return 8 * n; }, rows.step);
-    } else {
-#pragma unroll 1
-      for (uint32_t slots = step.touched & kSlotBits; slots != 0; slots &= slots - 1) {
-        with_mask_of_slot(step, __ffs(static_cast<int>(slots)) - 1, work, [&](auto mask) {
+    } else if ((step.touched & kSlotBits) != 0) {
+      with_mask(step, bits, work, [&](auto mask) {
 #pragma unroll
-          for (int n = 0; n < kN8; ++n) mask(scores[0][n], n);
-        });
-      }
+        for (int n = 0; n < kN8; ++n) mask(scores[0][n], n);
+      });
     }
   }
 
-  // Calls use(mask), mask(fragment, n) being what puts the scores that a slot masks to -inf.
+  // Calls use(mask), mask(fragment, n) being what puts the masked scores of a tile that slots touch to -inf.
   template <class Use>
-  __device__ __forceinline__ void with_mask_of_slot(const Step& step, int slot,
-                                                    const typename Config::Work& work, Use use) const {
-    const Rows rows = own_rows();
-    const int stage = k_.index;
-    with_ends(step.touched, slot, [&](auto starts, auto ends) {
-      constexpr bool kStarts = decltype(starts)::value, kEnds = decltype(ends)::value;
-      if constexpr (kStarts && kEnds) {
-        const uint32_t pair = row_pair(rows.first, rows.first + rows.step);
-        const __half2* intervals = smem_.intervals[stage][group_][slot] + lane_column();
-        use([&](float (&fragment)[4], int n) { mask_by_intervals(fragment, intervals + 8 * n, pair); });
-      } else {
-        const int row = first_row(work) + rows.first;
-        const Slot* slots = smem_.slots[stage][slot] + lane_column();
+  __device__ __forceinline__ void with_mask(const Step& step, const Bits& bits,
+                                            const typename Config::Work& work, Use use) const {
+    if (by_bits(step.touched)) {
+      use([&](float (&fragment)[4], int n) {
+#pragma unroll
+        for (int e = 0; e < 4; ++e) fragment[e] = bits.masked(n, e / 2, e % 2) ? -INFINITY : fragment[e];
+      });
+    } else {
+      const Rows rows = own_rows();
+      const int row = first_row(work) + rows.first;
+      const int slot = __ffs(static_cast<int>(step.touched & kSlotBits)) - 1;
+      const Slot* slots = smem_.slots[k_.index][slot] + lane_column();
+      const auto compare = [&](auto starts) {
+        constexpr bool kStarts = decltype(starts)::value;
         use([&](float (&fragment)[4], int n) {
-          mask_pair<kStarts, kEnds>(fragment, *reinterpret_cast<const int4*>(slots + 8 * n), row, rows.step);
+          mask_pair<kStarts, !kStarts>(fragment, *reinterpret_cast<const int4*>(slots + 8 * n), row,
+                                       rows.step);
         });
+      };
+      if ((step.touched >> (kStartShift + slot) & 1) != 0) {
+        compare(std::true_type{});
+      } else {
+        compare(std::false_type{});
       }
-    });
+    }
   }
 
   // A lane's first row, of this consumer's query rows, and how far its second is from it.
