@@ -26,6 +26,13 @@ struct WarpBits {
   alignas(16) uint32_t pairs[(kN8 + 3) / 4 * 16];
 };
 
+// Asked for anew each time: the compiler would keep all that follows from it in registers, and spill.
+__device__ __forceinline__ int own_lane() {
+  int lane = threadIdx.x % 32;
+  asm volatile("" : "+r"(lane));
+  return lane;
+}
+
 // A lane reads the words of its four fragments n at once, four such lanes beside each other.
 __device__ __forceinline__ int pair_place(int n, int quad) { return n / 4 * 16 + quad * 4 + n % 4; }
 
@@ -41,28 +48,38 @@ __device__ __forceinline__ uint32_t masked_rows(const int4& pair, RowsOf rows_of
   return (left & 0x55555555u) | (right & 0xAAAAAAAAu);
 }
 
-// Which scores of a lane the slots of the set `slots` mask. `tile` is the column tile's slots in shared
-// memory; all lanes of the warp call, `shared` being theirs alone.
+// Finds which rows the slots of the set `slots` mask in the column tile whose slots `tile` are. All lanes of
+// the warp call, `shared` being theirs alone.
 template <int kN8, int kBlockN, class RowsOf>
-__device__ __forceinline__ LaneBits<kN8> find_masked(const Slot (*tile)[kBlockN], uint32_t slots,
-                                                     WarpBits<kN8>& shared, RowsOf rows_of) {
+__device__ __forceinline__ void find_masked(const Slot (*tile)[kBlockN], uint32_t slots,
+                                            WarpBits<kN8>& shared, RowsOf rows_of) {
   static_assert(kBlockN == 8 * kN8, "a fragment has eight columns");
-  const int lane = threadIdx.x % 32;
+  const int lane = own_lane();
+  constexpr int kPairs = kBlockN / 2, kOfLane = (kPairs + 31) / 32;
+  uint32_t rows[kOfLane] = {};
+#pragma unroll 1
+  for (; slots != 0; slots &= slots - 1) {
+    const Slot* slot = tile[__ffs(static_cast<int>(slots)) - 1] + 2 * lane;
+#pragma unroll
+    for (int i = 0; i < kOfLane; ++i) {
+      if (32 * i + 32 <= kPairs || 32 * i + lane < kPairs)
+        rows[i] |= masked_rows(*reinterpret_cast<const int4*>(slot + 64 * i), rows_of);
+    }
+  }
   __syncwarp();  // all have read the bits of the tile before
 #pragma unroll
-  for (int first = 0; first < kBlockN / 2; first += 32) {
-    const int pair = first + lane;
-    if (first + 32 > kBlockN / 2 && pair >= kBlockN / 2) break;
-    uint32_t rows = 0;
-#pragma unroll 1
-    for (uint32_t left = slots; left != 0; left &= left - 1) {
-      const int slot = __ffs(static_cast<int>(left)) - 1;
-      rows |= masked_rows(*reinterpret_cast<const int4*>(tile[slot] + 2 * pair), rows_of);
-    }
-    const int n = pair / 4;
-    shared.pairs[pair_place(n, pair % 4)] = __funnelshift_l(rows, rows, 2 * (n % 8));
+  for (int i = 0; i < kOfLane; ++i) {
+    const int n = 8 * i + lane / 4;
+    if (32 * i + 32 <= kPairs || 32 * i + lane < kPairs)
+      shared.pairs[pair_place(n, lane % 4)] = __funnelshift_l(rows[i], rows[i], lane / 4 * 2);
   }
   __syncwarp();
+}
+
+// Those of a lane's scores that are masked, as the warp has found.
+template <int kN8>
+__device__ __forceinline__ LaneBits<kN8> bits_of_lane(const WarpBits<kN8>& shared) {
+  const int lane = own_lane();
   LaneBits<kN8> bits{};
 #pragma unroll
   for (int n = 0; n < kN8; n += 4) {
