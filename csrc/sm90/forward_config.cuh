@@ -10,7 +10,6 @@
 #include "sm90/operand.cuh"
 #include "sm90/pipeline.cuh"
 #include "sm90/ptx.cuh"
-#include "sm90/row_bits.cuh"
 #include "sm90/split_rows.cuh"
 
 namespace flashmask::sm90 {
@@ -135,16 +134,13 @@ struct ForwardConfig {
   static_assert(OTile::kBytes <= QTile::kBytes, "O fits where Q was");
   static constexpr int kSlotBytes = kSlots * kBlockN * static_cast<int>(sizeof(Slot));
   static constexpr int kRingBytes = kStages * (KTile::kBytes + VTile::kBytes + kSlotBytes);
-  using Bits = WarpBits<kBlockN / 8>;
-  static constexpr int kBitBytes = 4 * kConsumers * static_cast<int>(sizeof(Bits));
-  static constexpr int kQStages = 2 * QTile::kBytes + kRingBytes + kBitBytes + 1024 <= kMaxSmemBytes ? 2 : 1;
+  static constexpr int kQStages = 2 * QTile::kBytes + kRingBytes + 1024 <= kMaxSmemBytes ? 2 : 1;
 
   struct alignas(1024) Smem {
     char q[kQStages][QTile::kBytes];
     char k[kStages][KTile::kBytes];
     char v[kStages][VTile::kBytes];
     alignas(128) Slot slots[kStages][kSlots][kBlockN];
-    Bits bits[kConsumers][4];
     Step steps[kStages];
     Work works[kQStages];
     Barrier q_full[kQStages], q_empty[kQStages];

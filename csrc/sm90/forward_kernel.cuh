@@ -109,16 +109,16 @@ class Consumer {
       multiply_scores(scores);
       smem_.v_full[v_.index].wait(v_.parity);
       multiply_output(output, p, fresh);
-      prepare_mask(step, work);
+      const Bits bits = prepare_mask(step, work);
       wgmma_wait<1>();
       pin(flat(scores));
       float sums[1][2];
-      weigh(scores, sums, step, work, softmax);
+      weigh(scores, sums, step, bits, work, softmax);
       wgmma_wait_behind<0>(__float_as_uint(scores[0][kN8 - 1][1]) | __float_as_uint(scores[0][kN8 - 1][3]));
       pin(flat(output));
       release(smem_.v_empty[v_.index]);
       v_.advance();
-      settle(scores, sums, step, work, softmax, output);
+      settle(scores, sums, step, bits, work, softmax, output);
       release(smem_.k_empty[k_.index]);
       k_.advance();
       step = next_step();
@@ -134,17 +134,17 @@ class Consumer {
                                             bool fresh) {
     Scores scores;
     multiply_scores(scores);
-    prepare_mask(step, work);
+    const Bits bits = prepare_mask(step, work);
     wgmma_wait<0>();
     pin(flat(scores));
     if (fresh) {
-      mask(scores, step, work);
+      mask(scores, step, bits, work);
       float rescale[1][2];
       softmax.advance(scores, arguments_.exponent_scale, rescale);
     } else {  // as if no tile had been passed over
       float sums[1][2];
-      weigh(scores, sums, step, work, softmax);
-      settle(scores, sums, step, work, softmax, output);
+      weigh(scores, sums, step, bits, work, softmax);
+      settle(scores, sums, step, bits, work, softmax, output);
     }
     release(smem_.k_empty[k_.index]);
     k_.advance();
@@ -155,8 +155,8 @@ class Consumer {
   // Takes the weights by the maximum so far as they are or, rarely, once more, from S on, by their tile's own
   // maximum: all four warps then, as in every product. K is still there.
   __device__ __forceinline__ void settle(Scores& scores, const float (&sums)[1][2], const Step& step,
-                                         const typename Config::Work& work, OnlineSoftmax<1>& softmax,
-                                         Output& output) {
+                                         const Bits& bits, const typename Config::Work& work,
+                                         OnlineSoftmax<1>& softmax, Output& output) {
     if (!named_barrier_any(kVoteBarrier + group_, 128, !softmax.serve(sums))) {
       softmax.add(sums);
       return;
@@ -164,7 +164,7 @@ class Consumer {
     multiply_scores(scores);
     wgmma_wait<0>();
     pin(flat(scores));
-    mask(scores, step, work);
+    mask(scores, step, bits, work);
     float rescale[1][2];
     softmax.advance(scores, arguments_.exponent_scale, rescale);
     rescale_output(output, rescale);
@@ -253,11 +253,11 @@ class Consumer {
   }
 
   // While S is computed: the masked scores, if by_bits().
-  __device__ __forceinline__ void prepare_mask(const Step& step, const typename Config::Work& work) {
-    if (Config::kDense || !by_bits(step.touched)) return;
+  __device__ __forceinline__ Bits prepare_mask(const Step& step, const typename Config::Work& work) {
+    if (Config::kDense || !by_bits(step.touched)) return {};
     const int warp = thread_ / 32, first = first_row(work);
-    find_masked(smem_.slots[k_.index], step.touched & kSlotBits, smem_.bits[group_][warp],
-                [&](int row) { return first_own_row(row, first, warp); });
+    return find_masked<kN8>(smem_.slots[k_.index], step.touched & kSlotBits,
+                            [&](int row) { return first_own_row(row, first, warp); });
   }
 
   // The first of a warp's rows that belongs to query row `row` or a later one, in [0, 16], if this consumer's
@@ -273,24 +273,24 @@ class Consumer {
   // Masks S and takes the weights by the maximum so far, in paths of their own, so that masking lies under
   // the exponentials and costs nothing where there is nothing to mask.
   __device__ __forceinline__ void weigh(Scores& scores, float (&sums)[1][2], const Step& step,
-                                        const typename Config::Work& work,
+                                        const Bits& bits, const typename Config::Work& work,
                                         const OnlineSoftmax<1>& softmax) const {
     const auto take = [&](auto mask) {
       softmax.weigh_by_past(scores, arguments_.exponent_scale, sums, mask);
     };
     const auto nothing = [](int) {};
     if (Config::kDense || arguments_.negated) {
-      mask(scores, step, work);
+      mask(scores, step, bits, work);
       take(nothing);
     } else if ((step.touched & kSlotBits) == 0) {
       take(nothing);
     } else {
-      with_mask(step, work, [&](auto mask) { take([&](int n) { mask(scores[0][n], n); }); });
+      with_mask(step, bits, work, [&](auto mask) { take([&](int n) { mask(scores[0][n], n); }); });
     }
   }
 
   // Puts the masked scores of a step to -inf.
-  __device__ __forceinline__ void mask(Scores& scores, const Step& step,
+  __device__ __forceinline__ void mask(Scores& scores, const Step& step, const Bits& bits,
                                        const typename Config::Work& work) const {
     if (arguments_.negated) negate(scores);
     if constexpr (Config::kDense) {
@@ -301,7 +301,7 @@ class Consumer {
           first_row(work) + rows.first, step.tile * Config::kBlockN + lane_column(), [](int) { return 0; },
           [](int n) { return 8 * n; }, rows.step);
     } else if ((step.touched & kSlotBits) != 0) {
-      with_mask(step, work, [&](auto mask) {
+      with_mask(step, bits, work, [&](auto mask) {
 #pragma unroll
         for (int n = 0; n < kN8; ++n) mask(scores[0][n], n);
       });
@@ -310,10 +310,9 @@ class Consumer {
 
   // Calls use(mask), mask(fragment, n) being what puts the masked scores of a tile that slots touch to -inf.
   template <class Use>
-  __device__ __forceinline__ void with_mask(const Step& step, const typename Config::Work& work,
-                                            Use use) const {
+  __device__ __forceinline__ void with_mask(const Step& step, const Bits& bits,
+                                            const typename Config::Work& work, Use use) const {
     if (by_bits(step.touched)) {
-      const Bits bits = bits_of_lane(smem_.bits[group_][thread_ / 32]);
       use([&](float (&fragment)[4], int n) {
 #pragma unroll
         for (int e = 0; e < 4; ++e) fragment[e] = bits.masked(n, e / 2, e % 2) ? -INFINITY : fragment[e];

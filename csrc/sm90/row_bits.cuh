@@ -19,28 +19,11 @@ struct LaneBits {
   }
 };
 
-// What a warp's lanes tell each other: of the two columns of fragment n that lanes 4 i + quad hold, which of
-// the sixteen rows are masked, as pair_place() lays it out.
-template <int kN8>
-struct WarpBits {
-  alignas(16) uint32_t pairs[(kN8 + 3) / 4 * 16];
-};
-
-// Asked for anew each time: the compiler would keep all that follows from it in registers, and spill.
-__device__ __forceinline__ int own_lane() {
-  int lane = threadIdx.x % 32;
-  asm volatile("" : "+r"(lane));
-  return lane;
-}
-
-// A lane reads the words of its four fragments n at once, four such lanes beside each other.
-__device__ __forceinline__ int pair_place(int n, int quad) { return n / 4 * 16 + quad * 4 + n % 4; }
-
 // All bits from bit 2 * row on, none for row 16.
 __device__ __forceinline__ uint32_t bits_from(int row) { return __funnelshift_lc(0u, ~0u, 2 * row); }
 
-// Calls with `rows_of(row)`: which of the warp's rows is the first of query row `row` or later, in [0, 16].
-// The rows that the slots masks in two neighbouring columns, as bits 2 r (left) and 2 r + 1 (right).
+// `rows_of(row)` is the first of the warp's rows that is query row `row` or later, in [0, 16]. The rows that
+// a slot masks in two neighbouring columns, as bits 2 r (left) and 2 r + 1 (right).
 template <class RowsOf>
 __device__ __forceinline__ uint32_t masked_rows(const int4& pair, RowsOf rows_of) {
   const uint32_t left = bits_from(rows_of(pair.x)) & ~bits_from(rows_of(pair.y));
@@ -48,50 +31,44 @@ __device__ __forceinline__ uint32_t masked_rows(const int4& pair, RowsOf rows_of
   return (left & 0x55555555u) | (right & 0xAAAAAAAAu);
 }
 
-// Finds which rows the slots of the set `slots` mask in the column tile whose slots `tile` are. All lanes of
-// the warp call, `shared` being theirs alone.
+// Lane 4 i + quad has the rows of fragment i in the two columns of its quad, and gets those of its own two
+// rows in all eight fragments: in either half of `rows`, an 8x8 transposition of pairs of bits among the
+// lanes of a quad.
+__device__ __forceinline__ uint32_t rows_to_fragments(uint32_t rows, int lane) {
+  const bool upper4 = (lane & 16) != 0, upper2 = (lane & 8) != 0, upper1 = (lane & 4) != 0;
+  rows = __byte_perm(rows, __shfl_xor_sync(~0u, rows, 16), upper4 ? 0x3715 : 0x6240);
+  const auto exchange = [&](int lanes, bool upper, int bits, uint32_t lower_bits) {
+    const uint32_t other = __shfl_xor_sync(~0u, rows, lanes);
+    uint32_t kept = upper ? ~lower_bits : lower_bits;
+    asm("" : "+r"(kept));  // or the compiler takes the selection below apart
+    rows = (rows & kept) | (__funnelshift_l(other, other, upper ? 32 - bits : bits) & ~kept);
+  };
+  exchange(8, upper2, 4, 0x0F0F0F0Fu);
+  exchange(4, upper1, 2, 0x33333333u);
+  return rows;
+}
+
+// Which scores of a lane the slots of the set `slots` mask in the column tile whose slots `tile` are. All
+// lanes of the warp call.
 template <int kN8, int kBlockN, class RowsOf>
-__device__ __forceinline__ void find_masked(const Slot (*tile)[kBlockN], uint32_t slots,
-                                            WarpBits<kN8>& shared, RowsOf rows_of) {
+__device__ __forceinline__ LaneBits<kN8> find_masked(const Slot (*tile)[kBlockN], uint32_t slots,
+                                                     RowsOf rows_of) {
   static_assert(kBlockN == 8 * kN8, "a fragment has eight columns");
-  const int lane = own_lane();
-  constexpr int kPairs = kBlockN / 2, kOfLane = (kPairs + 31) / 32;
-  uint32_t rows[kOfLane] = {};
+  constexpr int kPairs = kBlockN / 2;
+  int lane = threadIdx.x % 32;
+  asm volatile("" : "+r"(lane));  // or the compiler keeps all that follows from it in registers, and spills
+  LaneBits<kN8> bits{};
 #pragma unroll 1
   for (; slots != 0; slots &= slots - 1) {
     const Slot* slot = tile[__ffs(static_cast<int>(slots)) - 1] + 2 * lane;
 #pragma unroll
-    for (int i = 0; i < kOfLane; ++i) {
+    for (int i = 0; i < (kPairs + 31) / 32; ++i) {
       if (32 * i + 32 <= kPairs || 32 * i + lane < kPairs)
-        rows[i] |= masked_rows(*reinterpret_cast<const int4*>(slot + 64 * i), rows_of);
+        bits.words[i] |= masked_rows(*reinterpret_cast<const int4*>(slot + 64 * i), rows_of);
     }
   }
-  __syncwarp();  // all have read the bits of the tile before
 #pragma unroll
-  for (int i = 0; i < kOfLane; ++i) {
-    const int n = 8 * i + lane / 4;
-    if (32 * i + 32 <= kPairs || 32 * i + lane < kPairs)
-      shared.pairs[pair_place(n, lane % 4)] = __funnelshift_l(rows[i], rows[i], lane / 4 * 2);
-  }
-  __syncwarp();
-}
-
-// Those of a lane's scores that are masked, as the warp has found.
-template <int kN8>
-__device__ __forceinline__ LaneBits<kN8> bits_of_lane(const WarpBits<kN8>& shared) {
-  const int lane = own_lane();
-  LaneBits<kN8> bits{};
-#pragma unroll
-  for (int n = 0; n < kN8; n += 4) {
-    const uint4 four = *reinterpret_cast<const uint4*>(shared.pairs + pair_place(n, lane % 4));
-    const uint32_t words[4] = {four.x, four.y, four.z, four.w};
-#pragma unroll
-    for (int i = 0; i < 4 && n + i < kN8; ++i) {
-      // Rows lane / 4 and lane / 4 + 8 come to where LaneBits has fragment n + i.
-      bits.words[(n + i) / 8] |= __funnelshift_r(words[i], words[i], lane / 4 * 2) & 0x00030003u
-                                                                                         << 2 * ((n + i) % 8);
-    }
-  }
+  for (uint32_t& word : bits.words) word = rows_to_fragments(word, lane);
   return bits;
 }
 
