@@ -35,16 +35,18 @@ __device__ __forceinline__ uint32_t masked_rows(const int4& pair, RowsOf rows_of
 // rows in all eight fragments: in either half of `rows`, an 8x8 transposition of pairs of bits among the
 // lanes of a quad.
 __device__ __forceinline__ uint32_t rows_to_fragments(uint32_t rows, int lane) {
-  const bool upper4 = (lane & 16) != 0, upper2 = (lane & 8) != 0, upper1 = (lane & 4) != 0;
-  rows = __byte_perm(rows, __shfl_xor_sync(~0u, rows, 16), upper4 ? 0x3715 : 0x6240);
-  const auto exchange = [&](int lanes, bool upper, int bits, uint32_t lower_bits) {
+  rows = __byte_perm(rows, __shfl_xor_sync(~0u, rows, 16), (lane & 16) != 0 ? 0x3715 : 0x6240);
+  // Of neighbours in the next bit of i, the lower gets the lower half of each group of bits, the upper the
+  // upper.
+  const auto exchange = [&](int lanes, int bits, uint32_t lower_halves) {
+    const bool upper = (lane & lanes) != 0;
     const uint32_t other = __shfl_xor_sync(~0u, rows, lanes);
-    uint32_t kept = upper ? ~lower_bits : lower_bits;
+    uint32_t kept = upper ? ~lower_halves : lower_halves;
     asm("" : "+r"(kept));  // or the compiler takes the selection below apart
     rows = (rows & kept) | (__funnelshift_l(other, other, upper ? 32 - bits : bits) & ~kept);
   };
-  exchange(8, upper2, 4, 0x0F0F0F0Fu);
-  exchange(4, upper1, 2, 0x33333333u);
+  exchange(8, 4, 0x0F0F0F0Fu);
+  exchange(4, 2, 0x33333333u);
   return rows;
 }
 
