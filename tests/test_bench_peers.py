@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import signal
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -11,7 +13,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts" / "bench"
 
 import flex_masks
 from cells import TWELVE, Case, paper_case
-from prepare import apart, items_of
+from prepare import apart, items_of, time_limit
 
 
 def test_items_that_fail_or_take_their_process_down_do_not_stop_the_others() -> None:
@@ -23,6 +25,21 @@ def test_items_that_fail_or_take_their_process_down_do_not_stop_the_others() -> 
         items[2]: "its process ended with exit code 3",
     }
     assert [*apart(exec, [], workers=2)] == []
+
+
+def test_what_hangs_is_killed_and_the_others_go_on() -> None:
+    found = {item: reason for item, _, reason in apart(exec, ["while True: pass", "0"], workers=1, limit=5)}
+    assert found == {"while True: pass": "killed after 5 s", "0": ""}
+
+
+def test_a_time_limit_ends_what_hangs_and_nothing_later() -> None:
+    before = signal.getsignal(signal.SIGALRM)
+    with pytest.raises(TimeoutError, match=r"not ready after 0\.05 s"), time_limit(0.05):
+        time.sleep(10)
+    with time_limit(0.05):
+        pass
+    time.sleep(0.1)
+    assert signal.getsignal(signal.SIGALRM) is before
 
 
 def test_what_is_compiled_once() -> None:
@@ -44,6 +61,17 @@ def implementations():
     import implementations
 
     return implementations
+
+
+def test_what_hangs_while_it_is_made_fails_with_its_reason(implementations, monkeypatch) -> None:
+    import runner
+    import torch
+
+    monkeypatch.setattr(runner, "time_limit", lambda: time_limit(0.05))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
+    bench = runner.Bench.__new__(runner.Bench)  # its constructor needs a GPU
+    outcome = bench._make(lambda: time.sleep(10), {})
+    assert (outcome.job, outcome.reason) == (None, "TimeoutError: not ready after 0.05 s")
 
 
 @pytest.mark.parametrize("mask", [mask for mask in TWELVE if mask != "full"])

@@ -7,10 +7,12 @@ compilation fails, or takes its process down, is named, and the others go on.
 from __future__ import annotations
 
 import argparse
+import contextlib
 import gc
 import multiprocessing
 import os
 import queue
+import signal
 import time
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -26,6 +28,24 @@ from results import length_name
 COMPILED = ("flex_flash", "flex", "fa4")  # the slowest first
 # Bytes of GPU memory at 131,072 tokens and a hidden size of 4096: 4 GiB while it compiles, 9 when it runs.
 MEMORY_PER_WORKER = 6 << 30
+# What is not compiled by then hangs: 25 to 30 s are usual, and importing torch in a new process takes some.
+READY_SECONDS = 180.0
+
+
+@contextlib.contextmanager
+def time_limit(seconds: float = READY_SECONDS) -> Iterator[None]:
+    """Raise TimeoutError where the body, run by the main thread, takes longer; C++ returns first."""
+
+    def stop(*_: object) -> None:
+        raise TimeoutError(f"not ready after {seconds:g} s")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.setitimer(signal.ITIMER_REAL, seconds)
+    try:
+        yield
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0)
+        signal.signal(signal.SIGALRM, before)
 
 
 def share_compiled() -> None:
@@ -119,8 +139,12 @@ def default_workers() -> int:
     return max(1, min(len(os.sched_getaffinity(0)), memory // MEMORY_PER_WORKER))
 
 
-def apart(act: Callable[[Any], None], items: Iterable[Any], workers: int) -> Iterator[tuple[Any, float, str]]:
+def apart(
+    act: Callable[[Any], None], items: Iterable[Any], workers: int, limit: float = READY_SECONDS
+) -> Iterator[tuple[Any, float, str]]:
     """Call ``act`` with each item in so many other processes, each taking the next one when it is done.
+
+    A process that takes longer than ``limit`` seconds for an item is killed.
 
     Yields:
         an item, the seconds that it took, and why it failed, "" where it did not, as they come.
@@ -128,14 +152,16 @@ def apart(act: Callable[[Any], None], items: Iterable[Any], workers: int) -> Ite
     waiting, done = deque(items), queue.SimpleQueue[tuple[Any, float, str]]()
     count = len(waiting)
     with ThreadPoolExecutor(workers) as pool:
-        servers = [pool.submit(_serve, act, waiting, done.put) for _ in range(min(workers, count))]
+        servers = [pool.submit(_serve, act, waiting, done.put, limit) for _ in range(min(workers, count))]
         for _ in range(count):
             yield done.get()
         for server in servers:
             server.result()
 
 
-def _serve(act: Callable[[Any], None], waiting: deque[Any], report: Callable[[Any], None]) -> None:
+def _serve(
+    act: Callable[[Any], None], waiting: deque[Any], report: Callable[[Any], None], limit: float
+) -> None:
     """Hand items to one process after another: a new one where one has died."""
     context = multiprocessing.get_context("spawn")
     process = None
@@ -152,7 +178,12 @@ def _serve(act: Callable[[Any], None], waiting: deque[Any], report: Callable[[An
                 process.start()
                 theirs.close()
             ours.send(item)
-            reason = ours.recv()
+            if ours.poll(limit):
+                reason = ours.recv()
+            else:
+                process.kill()
+                process.join()
+                reason, process = f"killed after {limit:g} s", None
         except (EOFError, OSError):
             assert process is not None, "it was started"
             process.join()

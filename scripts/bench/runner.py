@@ -26,6 +26,7 @@ from cells import (
 from implementations import PEERS, Data, Job, batched_job, idle_indices_job, own_job
 from kernel_calls import CudaLibrary
 from measure import Clock, Reference, card_and_driver, check, reference_heads
+from prepare import time_limit
 from provenance import make_run, versions
 
 from paddle_flashmask.masks import ColumnMask
@@ -133,7 +134,8 @@ class Bench:
     def _make(self, build: Callable[[], Job], reference: Reference) -> Outcome:
         """Make a job ready and check its results. Whatever is raised is this implementation's result."""
         try:
-            job = build()
+            with time_limit():
+                job = build()
             error = check(job.results, reference)
         except Exception as failure:
             torch.cuda.synchronize()  # raises where the device itself is lost: the run ends
