@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+import time
 from collections import Counter
 from dataclasses import replace
 from itertools import pairwise
@@ -19,6 +20,7 @@ import end_to_end
 import inference
 import memory
 import paper_data
+import prepare
 import provenance
 import regress
 import sparsity
@@ -295,6 +297,7 @@ def step_row(
 ) -> dict[str, str]:
     row = {"task": "sft", "seqlen": "4096", "layers": "2", "method": method, "weight": str(60 * weight)}
     row |= {"status": "failed" if note else "ok", "note": note, "bins": "2", "bin": str(number)}
+    row["loss"] = "" if note else "2.5"
     return PROVENANCE | row | {"seconds": str(seconds), "peak_bytes": str(2**31)} | others
 
 
@@ -307,9 +310,41 @@ def test_tokens_per_second_weigh_samples_as_their_bins(tmp_path: Path) -> None:
     assert "| 4K | 1 steps of 2 bins |" in end_to_end.render(rows[:1])
     text = end_to_end.render(rows)
     assert "| 4K | 2,048 | 2.0 | 1,024 (2.00) | 2.0 | out of memory |  | not run |  |" in text
+    assert "- SDPA, dense mask: out of memory (sft 4K)\n" in text
+    assert "driven from torch" in text
     pytest.importorskip("matplotlib")
     end_to_end.draw(rows, tmp_path / "x.png")
     assert (tmp_path / "x.png").exists()
+
+
+def test_losses_are_written_down_beside_ours() -> None:
+    rows = [
+        step_row("ours", 1.0, 3),
+        step_row("ours", 5.0, 1, 1),
+        step_row("vanilla", 4.0, 4, loss="2.50025"),
+    ]
+    assert "batch, differ from ours by at most 0.0100 %.\n" in end_to_end.render(rows)
+    assert "Losses" not in end_to_end.render(rows[:2])
+    alone = end_to_end.render([*rows, step_row("flex", 1.0, 4, layers="8")])
+    assert "0.0100 %; were not compared with ours: sft 4K FlexAttention.\n" in alone
+
+
+def test_a_reason_does_not_break_the_table() -> None:
+    text = end_to_end.render([step_row("flex", 0.0, 4, 0, "RuntimeError: a | b")])
+    assert "| 4K | not run |  | RuntimeError: a / b |  |" in text
+    assert "- FlexAttention: RuntimeError: a | b (sft 4K)\n" in text
+
+
+def test_methods_that_only_later_tasks_have_are_in_the_legend(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    drawn = []
+    monkeypatch.setattr(pyplot, "close", drawn.append)
+    rows = [step_row("ours", 1.0, 4, task="rm"), step_row("flex", 1.0, 4, task="dpo")]
+    end_to_end.draw([*rows, step_row("dense", 1.0, 4, 0, "no")], tmp_path / "x.png")
+    [legend] = drawn[0].legends
+    assert [text.get_text() for text in legend.get_texts()] == ["FlexAttention", "paddle_flashmask"]
 
 
 def test_steps_of_other_layers_bins_and_older_runs_are_not_summed(
@@ -702,6 +737,72 @@ def test_no_part_of_memory_counts_wrong_results(
     [row] = [row for row in Log(tmp_path / "x.csv", memory.COLUMNS).rows if row["name"] == "ours"]
     assert row["status"] == "failed"
     assert row["note"].startswith("WrongResultError: o: off by")
+
+
+def end_to_end_rows(
+    path: Path, library: Path, monkeypatch: pytest.MonkeyPatch, *methods: str
+) -> list[dict[str, str]]:
+    """Run sft at 256 tokens and two bins on the CPU; return all rows."""
+    files = ["--csv", str(path), "--library", str(library), "--commit", "1", "--no-report"]
+    options = ["--lengths", "256", "--bins", "2", "--layers", "1", "--tasks", "sft", "--methods", *methods]
+    monkeypatch.setattr(sys, "argv", ["x.py", "--device", "cpu", *options, *files])
+    end_to_end.main()
+    return Log(path, end_to_end.COLUMNS).rows
+
+
+def test_one_step_stands_for_all_where_the_whole_matrix_is_computed(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rows = end_to_end_rows(tmp_path / "x.csv", library, monkeypatch, "vanilla", "ours")
+    assert [(row["method"], row["bins"], row["status"]) for row in rows] == [
+        *[("ours", "2", "ok")] * 2,  # first, though it was named last
+        ("vanilla", "1", "ok"),
+    ]
+    assert rows[2]["weight"] == str(paper_data.TRAINING_SAMPLES)
+    losses = [float(row["loss"]) for row in rows]
+    assert losses == pytest.approx([losses[0]] * 3, rel=1e-5)
+    assert {*end_to_end.rates(rows, "sft", 1, "vanilla")} == {256}
+
+
+def test_a_loss_that_is_not_ours_is_not_timed(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, step = tmp_path / "x.csv", end_to_end.Trainer.step
+    end_to_end_rows(path, library, monkeypatch, "ours")
+    wrong = 1 + 2 * end_to_end.LOSS_TOLERANCE
+    monkeypatch.setattr(end_to_end.Trainer, "step", lambda *a: step(*a) * wrong)
+    row = end_to_end_rows(path, library, monkeypatch, "vanilla")[-1]  # ours is of the call before
+    assert (row["method"], row["status"], row["seconds"]) == ("vanilla", "failed", "")
+    assert row["note"].startswith("WrongResultError: loss: ")
+    with pytest.raises(Exception, match="loss: nan"):
+        end_to_end.check_loss(float("nan"), None)
+
+
+def test_a_method_that_hangs_becomes_a_row(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    make = end_to_end.Methods.make
+    monkeypatch.setattr(
+        end_to_end.Methods, "make", lambda *a: time.sleep(60) if a[1] == "dense" else make(*a)
+    )
+    monkeypatch.setattr(end_to_end, "time_limit", lambda: prepare.time_limit(5))
+    rows = end_to_end_rows(tmp_path / "x.csv", library, monkeypatch, "dense", "vanilla")
+    assert [(row["method"], row["status"], row["note"]) for row in rows] == [
+        ("dense", "failed", "TimeoutError: not ready after 5 s"),
+        ("vanilla", "ok", ""),
+    ]
+
+
+def test_a_device_holds_no_memory_that_counts_in_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What it needs to empty L2 is made by the first who wants that; here, without a GPU, that would raise."""
+    pytest.importorskip("torch")
+    import experiment
+    import measure
+
+    monkeypatch.setattr(measure, "card_and_driver", lambda: ("a card", "1"))
+    monkeypatch.setattr(experiment, "load", lambda *a: None)
+    arguments = argparse.Namespace(device="cuda", binary=None, kernels="cuda", commit="1")
+    assert experiment.Device(arguments, "").run.card == "a card"
 
 
 def test_wrong_results_are_not_timed(library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,9 +1,8 @@
 """Measure training steps of Llama-2-7B's decoder layers on the paper's synthetic data, beside dense masks.
 
 python scripts/bench/end_to_end.py --prepare    # lets FlexAttention compile on all cores first
-python scripts/bench/end_to_end.py              # then some 16 minutes on an H200 by estimate, else 20
-python scripts/bench/end_to_end.py --layers 2 --bins 3 --tasks sft dpo    # a minute then, else 5, by estimate
-python scripts/bench/end_to_end.py --methods ours flex --lengths 65536 131072
+python scripts/bench/end_to_end.py --layers 4   # then some 4 minutes on an H200 by estimate, else 7
+python scripts/bench/end_to_end.py --layers 4 --methods ours flex --lengths 65536 131072
 python scripts/bench/end_to_end.py --report-only
 
 As many layers as fit into free memory (at most 8, for lora 32; --layers: so many) stand for the model, by an
@@ -11,18 +10,20 @@ estimate that is the same for all methods: random weights, bfloat16, full recomp
 train all weights, lora thin ones. dpo and rm run one sequence of questions with their answers per step,
 without the reference model or the losses of those tasks. A step takes a new mask, and making it ready counts:
 our indices, FlexAttention's blocks, the dense ones' matrix. Of each task's 240 samples one per bin of
-sparsity is run, and counts as often as its bin has samples. Attention is compared with the definition first,
-per task, length and method. FlexAttention compiles 25 to 30 s for each length and kind of mask, 8 of them by
-default, one after the other unless --prepare did so in several processes before. Rows are appended as they
-are measured; a later call leaves out what is there. What runs out of memory is a row too, and so is what else
-fails: --retry runs it again, and the newest row of a step counts. Writes end_to_end.csv, .md and .png. On a
-CPU it can be tried out: --device cpu --lengths 512 --bins 2
+sparsity is run, and counts as often as its bin has samples; where the whole matrix is computed, whatever the
+mask, one stands for all. Per task, length and method attention is compared with the definition first, and
+the loss of a first step with ours of the same weights and batch. FlexAttention compiles 25 to 30 s for each
+length and kind of mask, 8 of them by default, one after the other unless --prepare did so in several
+processes before. Rows are appended as they are measured; a later call leaves out what is there. What runs out
+of memory is a row too, and so is what else fails: --retry runs it again, and the newest row of a step counts.
+Writes end_to_end.csv, .md and .png. On a CPU it can be tried out: --device cpu --lengths 512 --bins 2
 """
 
 from __future__ import annotations
 
 import argparse
 import gc
+import math
 import os
 import sys
 from collections.abc import Mapping, Sequence
@@ -35,7 +36,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import provenance
 from paper_data import TASKS, TRAINING_SAMPLES, Sample, binned, make_rule, token_arrays, training_samples
-from prepare import add_prepare_argument, compile_apart, share_compiled
+from prepare import add_prepare_argument, compile_apart, share_compiled, time_limit
 from provenance import Log, describe
 from results import document, length_name, markdown_table, not_run
 
@@ -44,7 +45,8 @@ if TYPE_CHECKING:
     from experiment import Device
     from llama import Attend, Shape
 
-METHODS = ("ours", "flex", "dense", "vanilla")
+METHODS = ("ours", "flex", "dense", "vanilla")  # ours first: others' losses are compared with its
+BLIND = ("dense", "vanilla")  # compute the whole matrix: a step takes the same time whatever the mask
 LABELS = {
     "ours": "paddle_flashmask",
     "flex": "FlexAttention",
@@ -52,15 +54,20 @@ LABELS = {
     "vanilla": "vanilla attention",
 }
 COLORS = {"ours": "#b5273d", "flex": "#5b8db8", "dense": "#777777", "vanilla": "#c9c9c9"}
-LENGTHS = [4096, 8192, 16384, 32768]
+LENGTHS = [2**n for n in range(12, 18)]
+DEFAULT_LENGTHS = LENGTHS[:4]  # from there on dense masks take minutes
 COLUMNS = ["task", "seqlen", "layers", "method", "bins", "bin", "rho", "weight"]
-COLUMNS += ["seconds", "peak_bytes", "status", "note"]
+COLUMNS += ["seconds", "peak_bytes", "loss", "status", "note"]
 MOST_LAYERS, MOST_LORA_LAYERS = 8, 32  # time per layer is the same from there on; the model has 32
 # Elements per token that one layer's backward pass holds at most, in hidden and in feed-forward sizes: what
 # the layer computed again, and gradients of it; the loss in float32 is less.
 HELD_HIDDEN, HELD_INTERMEDIATE = 20, 8
 MARGIN = 0.9  # of free memory, for what the allocator cannot use and the masks of ours
 SERIES = ("task", "seqlen", "layers", "method")  # steps of which one number is made
+WARM_UPS = 2  # the first one compiles and makes the optimizer's state, after which memory is divided anew
+# Of the loss of a first step. Rounding to bfloat16 explains 6e-5 (four layers, 1024 tokens, on a CPU);
+# documents that see each other change it by 0.1 there, and by 0.01 at 32 K tokens.
+LOSS_TOLERANCE = 5e-4
 Rows = Sequence[Mapping[str, str]]
 
 
@@ -72,7 +79,7 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     provenance.add_arguments(parser, "end_to_end")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
-    parser.add_argument("--lengths", nargs="+", type=int, default=LENGTHS)
+    parser.add_argument("--lengths", nargs="+", type=int, default=DEFAULT_LENGTHS)
     parser.add_argument("--layers", type=int, default=0, help="default: as many as fit")
     parser.add_argument("--bins", type=int, default=10, help="of sparsity; one step of each is run")
     parser.add_argument("--retry", action="store_true", help="what failed in an earlier call too")
@@ -228,18 +235,20 @@ class Trainer:
         self.tables = rotary_tables(seqlen, shape.head_dim, device.name, device.dtype)
         self.x = device.random(1, seqlen, shape.hidden).requires_grad_()
 
-    def step(self, methods: Methods, method: str, sample: Sample) -> None:
-        """One step with a new mask."""
+    def step(self, methods: Methods, method: str, sample: Sample) -> torch.Tensor:
+        """One step with a new mask; return its loss."""
         from llama import recomputed
 
         attend = methods.make(method, sample)
         x = self.x
         for layer in self.layers:
             x = recomputed(layer, x, self.tables, attend)
-        x.float().square().mean().backward()
+        loss = x.float().square().mean()
+        loss.backward()
         self.optimizer.step()
         self.optimizer.zero_grad()
         self.x.grad = None
+        return loss.detach()
 
 
 def run(arguments: argparse.Namespace, command: str) -> None:
@@ -257,17 +266,20 @@ def run(arguments: argparse.Namespace, command: str) -> None:
             torch._dynamo.reset()
             methods = Methods(device, seqlen, kind)
             for task in (task for task in arguments.tasks if TASKS[task].kind == kind):
-                samples = binned(training_samples(task, seqlen), arguments.bins)
+                drawn = training_samples(task, seqlen)
                 layers = arguments.layers or layers_that_fit(
                     shape, seqlen, lora=task == "lora", free=free, itemsize=device.dtype.itemsize
                 )
                 print(f"{task} {length_name(seqlen)}: {layers} layers", flush=True)
-                for method in arguments.methods:
+                for method in (method for method in METHODS if method in arguments.methods):
                     key = {"task": task, "seqlen": seqlen, "layers": layers, "method": method}
-                    key["bins"] = arguments.bins
+                    key["bins"] = 1 if method in BLIND else arguments.bins
+                    samples = binned(drawn, key["bins"])
                     left = bins_left(log, key, len(samples), retry=arguments.retry)
                     if left:
-                        _measure(device, shape, methods, log, key, [(i, *samples[i]) for i in left])
+                        [(first, _)] = binned(drawn, 1)  # the same for all methods
+                        steps = [(number, *samples[number]) for number in left]
+                        _measure(device, shape, methods, log, key, first, steps)
                     gc.collect()
                     if device.name != "cpu":
                         torch.cuda.empty_cache()
@@ -288,28 +300,35 @@ def _measure(
     methods: Methods,
     log: Log,
     key: Mapping[str, Any],
-    samples: list[tuple[int, Sample, int]],
+    first: Sample,
+    steps: list[tuple[int, Sample, int]],
 ) -> None:
-    """Check, warm up and time one method; what is raised ends it with a row."""
+    """Check and warm up one method on a first sample, and time its steps; what is raised ends it with a row.
+
+    Steps are a bin's number, its sample, and how many samples it stands for.
+    """
     import torch
     from experiment import VANILLA_TOLERANCE, check, failure_reason
     from measure import NORM_TOLERANCE
 
-    number, sample, weight = samples[0]
+    number, sample, weight = steps[0]
     where = f"{key['task']} {length_name(key['seqlen'])} {key['method']}"
     try:
-        check(
-            methods.make(key["method"], sample),
-            sample,
-            device.attention_tensors(key["seqlen"], shape.heads, shape.head_dim),
-            VANILLA_TOLERANCE if key["method"] == "vanilla" else NORM_TOLERANCE,
-        )
-        trainer = Trainer(device, shape, key["layers"], key["seqlen"], lora=key["task"] == "lora")
-        trainer.step(methods, key["method"], sample)
-        for number, sample, weight in samples:
+        with time_limit():
+            check(
+                methods.make(key["method"], first),
+                first,
+                device.attention_tensors(key["seqlen"], shape.heads, shape.head_dim),
+                VANILLA_TOLERANCE if key["method"] == "vanilla" else NORM_TOLERANCE,
+            )
+            trainer = Trainer(device, shape, key["layers"], key["seqlen"], lora=key["task"] == "lora")
+            losses = [float(trainer.step(methods, key["method"], first)) for _ in range(WARM_UPS)]
+        check_loss(losses[0], own_loss(log, key))
+        gc.collect()  # what the check left would count in peaks
+        for number, sample, weight in steps:
             step = partial(trainer.step, methods, key["method"], sample)
             milliseconds, peak = device.time_and_peak(step)
-            values = {"bin": number, "rho": sample.rho, "weight": weight, "status": "ok"}
+            values = {"bin": number, "rho": sample.rho, "weight": weight, "status": "ok", "loss": losses[0]}
             log.add({**key, **values, "seconds": milliseconds / 1e3, "peak_bytes": peak})
             print(f"{where}, rho {sample.rho:.2f}: {milliseconds:.0f} ms, {peak / 2**30:.1f} GiB", flush=True)
     except Exception as failure:
@@ -318,6 +337,23 @@ def _measure(
         print(f"{where}: {failure_reason(failure)}", flush=True)
         if device.name != "cpu":
             torch.cuda.synchronize()  # raises where the device itself is lost: the run ends
+
+
+def own_loss(log: Log, key: Mapping[str, Any]) -> float | None:
+    """Return the loss of our first step of the same task, length and layers; None: it was not run."""
+    shared = {name: key[name] for name in ("task", "seqlen", "layers")}
+    row = log.newest(**shared, method="ours", status="ok")
+    return None if row is None else float(row["loss"])
+
+
+def check_loss(loss: float, own: float | None) -> None:
+    """Raise WrongResultError where a loss is not finite, or differs from ours by more than rounding does."""
+    from measure import WrongResultError
+
+    if not math.isfinite(loss):
+        raise WrongResultError(f"loss: {loss}")
+    if own is not None and not abs(loss / own - 1) <= LOSS_TOLERANCE:
+        raise WrongResultError(f"loss: {loss:.6g}, of ours {own:.6g}")
 
 
 def current(rows: Rows) -> list[Mapping[str, str]]:
@@ -360,7 +396,11 @@ def render(rows: Rows) -> str:
         "# End to end",
         "Written by scripts/bench/end_to_end.py from the CSV file beside it; its --help says what a step is. "
         "bfloat16, one sequence a step, full recompute. Our kernels are driven from torch, like the others: "
-        "no CUDA build of Paddle on PyPI has Hopper code. In brackets: how many times as fast ours is.",
+        "no CUDA build of Paddle on PyPI has Hopper code. In brackets: how many times as fast ours is. "
+        f"{LABELS['dense']} and {LABELS['vanilla']} compute the whole matrix, so one step of theirs stands "
+        "for all. Tokens/s are those of so many layers, not of the whole model: the fewer, the more of a step is "
+        "making the mask ready.",
+        _losses(rows),
         describe(rows),
     ]
     for task in TASKS:
@@ -373,7 +413,35 @@ def render(rows: Rows) -> str:
         for task in TASKS
         for method in METHODS
     }
-    return document([*parts, not_run(left_out)])
+    return document([*parts, _failures(rows), not_run(left_out)])
+
+
+def _losses(rows: Rows) -> str:
+    """Return a sentence about how far losses are from ours."""
+    losses = {tuple(r[n] for n in SERIES): float(r["loss"]) for r in current(rows) if r["status"] == "ok"}
+    found, alone = [], []
+    for (*shared, method), loss in losses.items():
+        own = losses.get((*shared, "ours"))
+        if own is not None and method != "ours":
+            found.append(abs(loss / own - 1))
+        elif own is None:
+            alone.append(f"{shared[0]} {length_name(int(shared[1]))} {LABELS[method]}")
+    said = [f"differ from ours by at most {100 * max(found):.4f} %"] if found else []
+    said += [f"were not compared with ours: {', '.join(alone)}"] if alone else []
+    return f"Losses of a first step, of the same weights and batch, {'; '.join(said)}." if said else ""
+
+
+def _failures(rows: Rows) -> str:
+    """Return a section that says why what failed did."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for row in current(rows):
+        if row["status"] == "failed":
+            place = f"{row['task']} {length_name(int(row['seqlen']))}"
+            places.setdefault((LABELS[row["method"]], row["note"]), []).append(place)
+    lines = [
+        f"- {label}: {note} ({', '.join(dict.fromkeys(where))})" for (label, note), where in places.items()
+    ]
+    return "## Failures\n\n" + "\n".join(lines) if lines else ""
 
 
 def _task_table(rows: Rows, task: str, layers: int) -> str:
@@ -388,7 +456,7 @@ def _task_table(rows: Rows, task: str, layers: int) -> str:
             if found is None:
                 here = [r for r in rows if (r["method"], int(r["seqlen"])) == (method, seqlen)]
                 ran = f"{len(here)} steps of {here[0]['bins']} bins" if here else "not run"
-                cells += [next((r["note"][:40] for r in here if r["note"]), ran), ""]
+                cells += [next((r["note"][:40].replace("|", "/") for r in here if r["note"]), ran), ""]
                 continue
             gain = f" ({own[0] / found[0]:.2f})" if own and method != "ours" else ""
             cells += [f"{found[0]:,.0f}{gain}", f"{found[1]:.1f}"]
@@ -424,8 +492,20 @@ def draw(rows: Rows, path: Path) -> None:
             axis.set_ylim(bottom=0)
     axes[0, 0].set_ylabel("tokens/s")
     axes[1, 0].set_ylabel("peak memory, GiB")
-    if axes[0, 0].has_data():
-        axes[0, 0].legend(frameon=False, fontsize=8)
+    handles: dict[str, Any] = {}
+    for axis in axes[0]:
+        for handle, label in zip(*axis.get_legend_handles_labels(), strict=True):
+            handles.setdefault(label, handle)
+    if handles:
+        labels = list(handles)
+        figure.legend(
+            [*handles.values()],
+            labels,
+            ncols=len(labels),
+            fontsize=8,
+            frameon=False,
+            loc="outside lower center",
+        )
     figure.suptitle(f"{rows[0]['card']}, layers of Llama-2-7B", fontsize=10)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

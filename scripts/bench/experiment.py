@@ -6,6 +6,7 @@ import argparse
 import platform
 import time
 from collections.abc import Callable, Mapping
+from functools import cached_property
 from typing import Any
 
 import measure
@@ -29,9 +30,13 @@ class Device:
             card, driver = platform.processor() or platform.machine(), "none"
         else:
             card, driver = measure.card_and_driver()
-            self._flushed = torch.empty(measure.FLUSH_BYTES, dtype=torch.uint8, device="cuda")
         kernels = "cpu" if self.name == "cpu" else arguments.kernels
         self.run: Run = make_run(kernels, card, driver, versions(), command, arguments.commit)
+
+    @cached_property
+    def _flushed(self) -> torch.Tensor:
+        """What is written to empty L2; made when it is needed, for it would count in peaks."""
+        return torch.empty(measure.FLUSH_BYTES, dtype=torch.uint8, device="cuda")
 
     def synchronize(self) -> None:
         """Wait until the device is idle."""
