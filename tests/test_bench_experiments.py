@@ -465,6 +465,8 @@ def test_inference_tables_are_the_papers() -> None:
     assert "### document" in text
     assert "| FlashInfer, block-sparse | 8K | 64 | 0.7500 | 1.000 | 0.2749 | 274.9 | 2.00 |" in text
     assert "| Flex | 8K |  |  | failed |  |  |  |" in text
+    assert "### Failures\n\n- flex: no (document 8K D=128 forward)\n" in text
+    assert "- FlashInfer, dense mask: causal_document 8K, causal_document 32K," in text
     assert "| paddle_flashmask | 8K |  | 0.7500 | 0.500 | 0.2749 | 549.8 |  |" in text
 
 
@@ -794,7 +796,7 @@ def test_a_method_that_hangs_becomes_a_row(
 
 
 def test_a_device_holds_no_memory_that_counts_in_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What it needs to empty L2 is made by the first who wants that; here, without a GPU, that would raise."""
+    """What it needs to empty L2 is made when it is wanted; here, without a GPU, that would raise."""
     pytest.importorskip("torch")
     import experiment
     import measure

@@ -194,6 +194,25 @@ def test_document_shows_peers_and_failures() -> None:
     assert report.render([], "sm80").startswith("# sm80 kernels")
 
 
+def test_samples_are_in_one_table_of_totals_and_not_in_one_each() -> None:
+    cases = [paper_case(mask, 8192, 128, seed) for seed in range(3) for mask in ("causal", *PUBLISHED)]
+    cases = [case for case in cases if case.mask != "causal" or case.seed == 0]
+    cases += [paper_case("document", 8192, 128, seed) for seed in range(3)]
+    rows = [
+        make_row(case, name, 2.0, direction=direction)
+        for case in cases
+        for name in ("sm80", "flex")
+        for direction in DIRECTIONS
+        if name == "sm80" or case.seed == 0
+    ]
+    text = report.render(rows, "sm80")
+    assert text.count(", seed 0), forward") == 1
+    assert "seed 1" not in text
+    published = text.partition(", sparsities as in the paper\n\n")[2]
+    assert "\n| share_question | 0.50 | 3 | 2.00 | 2.00 | 4.00 |" in published
+    assert "\n| causal | 0.50 | 1 |" in published
+
+
 def test_document_keeps_what_was_not_measured_again() -> None:
     causal, full = (paper_case(mask, 8192, 128) for mask in ("causal", "full"))
     newer, newest = (replace(RUN, started=f"2027-01-0{day}", sources=f"day {day}") for day in (1, 2))

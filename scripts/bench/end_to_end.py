@@ -398,8 +398,8 @@ def render(rows: Rows) -> str:
         "bfloat16, one sequence a step, full recompute. Our kernels are driven from torch, like the others: "
         "no CUDA build of Paddle on PyPI has Hopper code. In brackets: how many times as fast ours is. "
         f"{LABELS['dense']} and {LABELS['vanilla']} compute the whole matrix, so one step of theirs stands "
-        "for all. Tokens/s are those of so many layers, not of the whole model: the fewer, the more of a step is "
-        "making the mask ready.",
+        "for all. Tokens/s are those of so many layers, not of the whole model: the fewer there are, the more "
+        "of a step making the mask ready takes.",
         _losses(rows),
         describe(rows),
     ]

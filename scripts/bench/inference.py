@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from cells import PEER_NAMES, ROOT, Case, Row, read_rows
 from prepare import add_prepare_argument, prepare, share_compiled
 from provenance import recorded_command
-from report import cards, provenance
+from report import cards, failures, provenance
 from results import Results, document, length_name, markdown_table, not_run
 
 MASKS = ("causal_document", "share_question", "document")
@@ -68,7 +68,9 @@ def render(rows: Sequence[Row], kernels: str) -> str:
         "# Inference",
         "Written by scripts/bench/inference.py from the CSV file beside it. Forward, bfloat16, one sample, "
         "32 query and 8 key heads of 128. R/C: rows and columns of a block that is computed or skipped "
-        "whole, where a method has such blocks. TFLOP = 4 S² D H (1 - rho), rho of 128x128 tiles.",
+        "whole, where a method has such blocks. TFLOP = 4 S² D H (1 - rho), rho of 128x128 tiles. Times of "
+        "ours include all that is done with the mask; block masks, packing and plans of the others are not "
+        "timed, nor is compilation. Results were checked before timing.",
     ]
     for card in cards(rows, kernels):
         results = Results(rows, kernels, card)
@@ -83,6 +85,7 @@ def render(rows: Sequence[Row], kernels: str) -> str:
             if lines:
                 header = ["method", "tokens", "R/C", "rho", "ms", "TFLOP", "TFLOP/s", "ours is faster by"]
                 parts += [f"### {mask}", markdown_table(header, lines)]
+        parts.append(failures(results))
         tried = {(row.case, row.implementation) for row in results.rows}
         left_out = {
             _label(name): [
