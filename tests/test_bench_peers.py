@@ -74,6 +74,13 @@ def test_what_hangs_while_it_is_made_fails_with_its_reason(implementations, monk
     assert (outcome.job, outcome.reason) == (None, "TimeoutError: not ready after 0.05 s")
 
 
+def test_a_peer_that_breaks_on_import_is_left_out(implementations, tmp_path, monkeypatch) -> None:
+    (tmp_path / "a_broken_peer.py").write_text("raise RuntimeError('another version')")
+    monkeypatch.syspath_prepend(tmp_path)
+    peer = implementations.Peer((), None, heads_first=True, module="a_broken_peer")
+    assert peer.missing() == "RuntimeError: another version"
+
+
 @pytest.mark.parametrize("mask", [mask for mask in TWELVE if mask != "full"])
 def test_block_masks_are_create_block_masks(mask: str, implementations) -> None:
     import torch

@@ -140,7 +140,7 @@ class Methods:
 
         def attend(*tensors: torch.Tensor) -> torch.Tensor:
             q, k, v = (x.transpose(1, 2) for x in tensors)
-            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible)
+            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible[None, None])
             return out.transpose(1, 2)
 
         return attend
@@ -398,8 +398,8 @@ def render(rows: Rows) -> str:
         "bfloat16, one sequence a step, full recompute. Our kernels are driven from torch, like the others: "
         "no CUDA build of Paddle on PyPI has Hopper code. In brackets: how many times as fast ours is. "
         f"{LABELS['dense']} and {LABELS['vanilla']} compute the whole matrix, so one step of theirs stands "
-        "for all. Tokens/s are those of so many layers, not of the whole model: the fewer there are, the more "
-        "of a step making the mask ready takes.",
+        "for all. Tokens/s are those of so many layers, not of the whole model: the fewer there are, the "
+        "more of a step making the mask ready takes.",
         _losses(rows),
         describe(rows),
     ]

@@ -187,8 +187,8 @@ class Peer:
         if self.module is not None:
             try:
                 importlib.import_module(self.module)
-            except (ImportError, OSError) as error:
-                return str(error)
+            except Exception as error:  # whatever it raises, others can be measured
+                return f"{type(error).__name__}: {error}"
         return None
 
     def job(self, case: Case, data: Data, *, backward: bool = True) -> Job:
