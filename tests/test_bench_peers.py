@@ -42,12 +42,20 @@ def test_a_time_limit_ends_what_hangs_and_nothing_later() -> None:
     assert signal.getsignal(signal.SIGALRM) is before
 
 
-def test_what_is_compiled_once() -> None:
+def test_what_is_compiled_once(monkeypatch: pytest.MonkeyPatch) -> None:
     """Needs torch, which only benchmarks do."""
     pytest.importorskip("torch")
+    import implementations
+
+    monkeypatch.setattr(implementations.Peer, "missing", lambda peer: None)
     cases = [paper_case(mask, seqlen, 64) for mask in ("full", "document") for seqlen in (8192, 32768)]
     again = [paper_case("document", 8192, 64, seed=1)]
     assert items_of(cases + again, ["flex", "cudnn", "fa2"]) == [(case, "flex") for case in cases]
+    names = ["flashinfer_sparse_16", "flashinfer_dense", "flashinfer_sparse"]
+    once = [("flashinfer_sparse", cases[i]) for i in (0, 2)] + [
+        ("flashinfer_dense", cases[i]) for i in (0, 2)
+    ]
+    assert items_of(cases, names) == [(case, name) for name, case in once]
     blockwise = [
         paper_case("causal_blockwise", 8192, 64, seed) for seed in range(2)
     ]  # its last document's number

@@ -1,7 +1,7 @@
 """Lets peers compile in several processes, so that the one that times finds the results in their caches.
 
-FlexAttention's are in torch's cache of compiled graphs and in Triton's, FA4's in its own. A cell whose
-compilation fails, or takes its process down, is named, and the others go on.
+FlexAttention's are in torch's cache of compiled graphs and in Triton's, FA4's and FlashInfer's in their own.
+A cell whose compilation fails, or takes its process down or too long, is named, and the others go on.
 """
 
 from __future__ import annotations
@@ -25,7 +25,9 @@ from typing import Any
 from cells import Case
 from results import length_name
 
-COMPILED = ("flex_flash", "flex", "fa4")  # the slowest first
+# The slowest first; FlashInfer's, by nvcc, are the same for all lengths and blocks.
+FLASHINFER = ("flashinfer_sparse", "flashinfer_dense")
+COMPILED = (*FLASHINFER, "flex_flash", "flex", "fa4")
 # Bytes of GPU memory at 131,072 tokens and a hidden size of 4096: 4 GiB while it compiles, 9 when it runs.
 MEMORY_PER_WORKER = 6 << 30
 # What is not compiled by then hangs: 25 to 30 s are usual, and importing torch in a new process takes some.
@@ -106,13 +108,13 @@ def items_of(cases: Sequence[Case], peers: Sequence[str]) -> list[tuple[Case, st
     """What there is to compile; one rule alone, causal_blockwise, knows what a seed changes."""
     from implementations import PEERS
 
-    items: dict[tuple[str, Case], tuple[Case, str]] = {}
+    items: dict[tuple[str, Case | str], tuple[Case, str]] = {}
     for peer in COMPILED:
         if peer in peers and PEERS[peer].missing() is None:
             for case in cases:
                 if case.mask in PEERS[peer].masks:
                     alike = case if case.mask == "causal_blockwise" else replace(case, seed=0)
-                    items.setdefault((peer, alike), (case, peer))
+                    items.setdefault((peer, case.mask if peer in FLASHINFER else alike), (case, peer))
     return [*items.values()]
 
 
