@@ -66,7 +66,7 @@ MARGIN = 0.9  # of free memory, for what the allocator cannot use and the masks 
 SERIES = ("task", "seqlen", "layers", "method")  # steps of which one number is made
 WARM_UPS = 2  # the first one compiles and makes the optimizer's state, after which memory is divided anew
 # Of the loss of a first step. Rounding to bfloat16 explains 6e-5 (four layers, 1024 tokens, on a CPU);
-# documents that see each other change it by 0.1 there, and by 0.01 at 32 K tokens.
+# documents that see each other change it by 0.1 there, at 32 K tokens by 0.01 (estimated).
 LOSS_TOLERANCE = 5e-4
 Rows = Sequence[Mapping[str, str]]
 
