@@ -790,7 +790,7 @@ def test_a_method_that_hangs_becomes_a_row(
     monkeypatch.setattr(end_to_end, "time_limit", lambda: prepare.time_limit(5))
     rows = end_to_end_rows(tmp_path / "x.csv", library, monkeypatch, "dense", "vanilla")
     assert [(row["method"], row["status"], row["note"]) for row in rows] == [
-        ("dense", "failed", "TimeoutError: not ready after 5 s"),
+        ("dense", "failed", "TimeoutError: took longer than 5 s"),
         ("vanilla", "ok", ""),
     ]
 

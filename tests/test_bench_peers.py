@@ -27,14 +27,22 @@ def test_items_that_fail_or_take_their_process_down_do_not_stop_the_others() -> 
     assert [*apart(exec, [], workers=2)] == []
 
 
-def test_what_hangs_is_killed_and_the_others_go_on() -> None:
-    found = {item: reason for item, _, reason in apart(exec, ["while True: pass", "0"], workers=1, limit=5)}
-    assert found == {"while True: pass": "killed after 5 s", "0": ""}
+def test_what_takes_too_long_is_killed_and_the_others_go_on() -> None:
+    items = ["while True: pass", "0"]
+    found = {item: reason for item, _, reason in apart(exec, items, workers=1, limit=5)}
+    assert found == {items[0]: "took longer than 5 s", items[1]: ""}
+
+
+def test_no_more_is_begun_for_a_caller_that_has_left(tmp_path: Path) -> None:
+    done = apart(exec, ["pass", "import time; time.sleep(2)", f"open({str(tmp_path / 'x')!r}, 'w')"], 1)
+    next(done)
+    done.close()
+    assert [*tmp_path.iterdir()] == []
 
 
 def test_a_time_limit_ends_what_hangs_and_nothing_later() -> None:
     before = signal.getsignal(signal.SIGALRM)
-    with pytest.raises(TimeoutError, match=r"not ready after 0\.05 s"), time_limit(0.05):
+    with pytest.raises(TimeoutError, match=r"took longer than 0\.05 s"), time_limit(0.05):
         time.sleep(10)
     with time_limit(0.05):
         pass
@@ -79,7 +87,7 @@ def test_what_hangs_while_it_is_made_fails_with_its_reason(implementations, monk
     monkeypatch.setattr(torch.cuda, "synchronize", lambda: None)
     bench = runner.Bench.__new__(runner.Bench)  # its constructor needs a GPU
     outcome = bench._make(lambda: time.sleep(10), {})
-    assert (outcome.job, outcome.reason) == (None, "TimeoutError: not ready after 0.05 s")
+    assert (outcome.job, outcome.reason) == (None, "TimeoutError: took longer than 0.05 s")
 
 
 def test_a_peer_that_breaks_on_import_is_left_out(implementations, tmp_path, monkeypatch) -> None:

@@ -39,7 +39,7 @@ def time_limit(seconds: float = READY_SECONDS) -> Iterator[None]:
     """Raise TimeoutError where the body, run by the main thread, takes longer; C++ returns first."""
 
     def stop(*_: object) -> None:
-        raise TimeoutError(f"not ready after {seconds:g} s")
+        raise TimeoutError(f"took longer than {seconds:g} s")
 
     before = signal.signal(signal.SIGALRM, stop)
     signal.setitimer(signal.ITIMER_REAL, seconds)
@@ -146,7 +146,8 @@ def apart(
 ) -> Iterator[tuple[Any, float, str]]:
     """Call ``act`` with each item in so many other processes, each taking the next one when it is done.
 
-    A process that takes longer than ``limit`` seconds for an item is killed.
+    A process that takes longer than ``limit`` seconds for an item is killed. A caller that stops asking for
+    more waits for what is being done, and no more is begun.
 
     Yields:
         an item, the seconds that it took, and why it failed, "" where it did not, as they come.
@@ -155,8 +156,11 @@ def apart(
     count = len(waiting)
     with ThreadPoolExecutor(workers) as pool:
         servers = [pool.submit(_serve, act, waiting, done.put, limit) for _ in range(min(workers, count))]
-        for _ in range(count):
-            yield done.get()
+        try:
+            for _ in range(count):
+                yield done.get()
+        finally:
+            waiting.clear()
         for server in servers:
             server.result()
 
@@ -185,7 +189,7 @@ def _serve(
             else:
                 process.kill()
                 process.join()
-                reason, process = f"killed after {limit:g} s", None
+                reason, process = f"took longer than {limit:g} s", None
         except (EOFError, OSError):
             assert process is not None, "it was started"
             process.join()
