@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import os
 import sys
 import time
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -693,21 +695,30 @@ def test_memory_counts_right_results_and_gradients_only(
         experiment.check(attend, sample, tensors)
 
 
-def test_the_cost_of_a_batch_is_measured_from_8_k_to_a_million_tokens() -> None:
-    assert {2**13, 2**16, 2**20} <= set(memory.LENGTHS)
-    ratios = [longer // shorter for shorter, longer in pairwise(memory.LENGTHS)]
-    assert ratios == [2, 2, 2, 2, 2, 2, 4]
+def test_lengths_are_those_of_the_paper_and_up_to_a_million_tokens() -> None:
+    items = memory.items_of(memory.PARTS, memory.NAMES, None)
+    lengths = {key: [n for *of, n in items if of == [*key]] for key in {item[:2] for item in items}}
+    assert lengths.keys() == {(part, name) for part in memory.PARTS for name in memory.NAMES_OF[part]}
+    for (part, name), found in lengths.items():
+        assert found[0] == (8192 if part == "batch" else 4096)
+        assert found[-1] == (262144 if part == "layer" else 2**20)
+        steps = {longer // shorter for shorter, longer in pairwise(found)}
+        assert steps <= ({4, 8} if (part, name) == ("batch", "flex") else {2, 4})
+    names = [name for _, name, _ in items]
+    assert "flex" not in names[: -names.count("flex")]  # what compiles comes last
+    assert memory.items_of(["batch"], ["flex"], [512]) == [("batch", "flex", 512)]
 
 
 def test_of_memory_what_is_asked_for_and_left_is_measured(tmp_path: Path) -> None:
     log = Log(tmp_path / "x.csv", memory.COLUMNS, RUN)
 
     def wanted(*names: str, retry: bool = False) -> list[str]:
-        experiment = memory.Experiment(None, log, names, retry=retry)
-        return [name for name in memory.NAMES if experiment.is_wanted("peak", name, 4096)]
+        experiment = memory.Experiment(None, log, retry=retry)
+        items = memory.items_of(["peak"], names, [4096])
+        return [name for part, name, seqlen in items if experiment.is_wanted(part, name, seqlen)]
 
     key = {"part": "peak", "seqlen": 4096}
-    assert wanted(*memory.NAMES) == [*memory.NAMES]
+    assert wanted(*memory.NAMES) == ["ours", "dense", "flex"]
     assert wanted("flex") == ["flex"]
     log.add({**key, "name": "ours", "status": "ok"})
     log.add({**key, "name": "flex", "status": "failed"})
@@ -719,6 +730,65 @@ def test_of_memory_what_is_asked_for_and_left_is_measured(tmp_path: Path) -> Non
     rows = [memory_row("peak", "flex", 4096, "", 0, note) for note in ("no", "never")]
     assert "| 4K |  |  | never |" in memory.render(rows)
     assert "| 4K |  |  | 2 |" in memory.render([*rows, memory_row("peak", "flex", 4096, "peak", 2**21)])
+
+
+class DyingWorker(memory.Worker):
+    """Loses its process with all that is dense."""
+
+    def __call__(self, item: memory.Item) -> None:
+        import paddle  # noqa: F401  # the library is linked to it
+
+        if item[1] == "dense":
+            os._exit(3)
+        super().__call__(item)
+
+
+def test_of_memory_a_lost_process_is_a_row_and_the_rest_is_measured(
+    library: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "Worker", DyingWorker)
+    files = ["--csv", str(tmp_path / "x.csv"), "--library", str(library), "--commit", "1", "--no-report"]
+    options = ["--parts", "peak", "batch", "--names", "ours", "dense", "--lengths", "256", "--limit", "200"]
+    monkeypatch.setattr(sys, "argv", ["x.py", "--device", "cpu", *options, *files])
+    memory.main()
+    rows = Log(tmp_path / "x.csv", memory.COLUMNS).rows
+    assert [(row["part"], row["name"]) for row in rows if row["status"] == "ok"] == [
+        *[("peak", "ours")] * 2,
+        *[("batch", "ours")] * 3,
+    ]
+    [row] = [row for row in rows if row["status"] == "failed"]
+    assert (row["name"], row["note"]) == ("dense", "its process ended with exit code 3")
+    memory.main()  # nothing is left
+    assert Log(tmp_path / "x.csv", memory.COLUMNS).rows == rows
+
+
+def test_peaks_are_without_what_libraries_keep(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    """The first matrix product of a process leaves a workspace behind."""
+    torch = pytest.importorskip("torch")
+    import experiment
+    import measure
+
+    kept = [0]
+    reference = measure.reference_head
+
+    def reference_head(*arguments: object) -> dict[str, torch.Tensor]:
+        kept[0] = 2**25
+        return reference(*arguments)
+
+    def peak_memory(self: experiment.Device, job: Callable[[], object]) -> int:
+        job()
+        return kept[0] + 1000
+
+    monkeypatch.setattr(measure, "reference_head", reference_head)
+    monkeypatch.setattr(experiment.Device, "allocated", lambda self: kept[0])
+    monkeypatch.setattr(experiment.Device, "peak_memory", peak_memory)
+    monkeypatch.setattr(experiment, "load", lambda *arguments: None)
+    files = ["--csv", str(tmp_path / "x.csv"), "--commit", "1", "--no-report"]
+    options = ["--parts", "peak", "--names", "dense", "--lengths", "256"]
+    monkeypatch.setattr(sys, "argv", ["x.py", "--device", "cpu", *options, *files])
+    memory.main()
+    [peak, _] = Log(tmp_path / "x.csv", memory.COLUMNS).rows
+    assert (peak["quantity"], peak["value"]) == ("peak", "1000")
 
 
 @pytest.mark.parametrize("part", ["peak", "batch", "layer"])
