@@ -2,7 +2,7 @@
 
 python scripts/bench/memory.py --names ours dense "no mask"  # some 100 seconds by estimate
 python scripts/bench/memory.py --prepare                     # FlexAttention compiles on all cores: 45 seconds
-python scripts/bench/memory.py                               # what is left: then some 2 minutes by estimate
+python scripts/bench/memory.py                               # what is left: 2.5 minutes by estimate
 python scripts/bench/memory.py --report-only
 
 Four parts. mask: bytes of a mask, 4 K to 1 M tokens. peak: how much attention, forward and backward,
@@ -275,7 +275,7 @@ class Experiment:
             first = self.device.time_once(lambda: made.append(prepare()))
             called = self.device.time_once(lambda: made.append(call(made[0])))
         compare({"o": made.pop()}, [q, k, v, torch.zeros_like(q)], documents(seqlen))
-        later = statistics.median(self.device.time_once(prepare) for _ in range(5))
+        later = statistics.median(self.device.time_once(prepare) for _ in range(3))
         found = {"first mask": first, "first call": called, "new mask": later}
         return {quantity: (milliseconds, "ms") for quantity, milliseconds in found.items()}
 
@@ -348,7 +348,7 @@ class Worker:
 
 def run(arguments: argparse.Namespace, command: str) -> None:
     """Measure what is left, in another process where there is a limit."""
-    worker = Worker(arguments, command)  # of this process; it raises here what no other could do without
+    worker = Worker(arguments, command)  # in this process: a missing library or card ends the run here
     left = [
         item
         for item in items_of(arguments.parts, arguments.names, arguments.lengths)
