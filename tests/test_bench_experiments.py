@@ -811,6 +811,24 @@ def test_no_part_of_memory_counts_wrong_results(
     assert row["note"].startswith("WrongResultError: o: off by")
 
 
+def test_a_layer_without_a_mask_is_compared_too(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    import experiment
+
+    monkeypatch.setattr(experiment, "load", lambda *arguments: None)
+    files = ["--csv", str(tmp_path / "x.csv"), "--commit", "1", "--no-report"]
+    options = ["--names", "no mask", "--lengths", "256"]
+    monkeypatch.setattr(sys, "argv", ["x.py", "--device", "cpu", *options, *files, "--retry"])
+    plain = memory._causal_sdpa
+    monkeypatch.setattr(memory, "_causal_sdpa", lambda *tensors: plain(*tensors) * 1.1)
+    memory.main()
+    monkeypatch.setattr(memory, "_causal_sdpa", plain)
+    memory.main()
+    failed, *rows = Log(tmp_path / "x.csv", memory.COLUMNS).rows
+    assert failed["note"].startswith("WrongResultError: o: off by")
+    assert [row["status"] for row in rows] == ["ok"] * 3
+
+
 def end_to_end_rows(
     path: Path, library: Path, monkeypatch: pytest.MonkeyPatch, *methods: str
 ) -> list[dict[str, str]]:

@@ -9,8 +9,8 @@ Four parts. mask: bytes of a mask, 4 K to 1 M tokens. peak: how much attention, 
 allocates beyond its inputs (8 heads of 128), its mask included. batch: what a new batch's mask costs until
 attention can start, and what the first of a length costs, and its first call (for FlexAttention:
 compilation), from 8 K tokens. layer: a Llama-2-7B decoder layer with full recompute, attention without a mask
-beside ours, as in the paper's table of memory, to 256 K. Up to 64 causal documents per sequence. Where masks
-are in use, one head's output and gradients (batch: its output) are compared with the definition before
+beside ours, as in the paper's table of memory, to 256 K. Up to 64 causal documents per sequence. But for a
+mask's bytes, one head's output and gradients (batch: its output) are compared with the definition before
 anything counts, at all lengths. All is measured in another process, so that what hangs, or loses the device,
 is a row that says so, and a new process goes on. Rows are appended as they are measured; a later call leaves
 out what is there. What fails is a row too: --retry runs it again. Writes memory.csv, .md and .png. On a CPU
@@ -286,7 +286,6 @@ class Experiment:
         from llama import DecoderLayer, Shape, recomputed, rotary_tables
 
         shape = Shape.tiny() if self.device.name == "cpu" else Shape()
-        sample = documents(seqlen)
 
         def tables_of(tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
             return rotary_tables(tokens, shape.head_dim, self.device.name, self.device.dtype)
@@ -299,9 +298,9 @@ class Experiment:
         tables = tables_of(seqlen)
         x = self.device.random(1, seqlen, shape.hidden).requires_grad_()
         before = self.device.allocated()
-        attend = _causal_sdpa if name == "no mask" else self.attention("ours", sample)
-        if name == "ours":
-            check(attend, sample, self.device.attention_tensors(seqlen, shape.heads, shape.head_dim))
+        sample = documents(seqlen) if name == "ours" else Sample("causal_document", ((seqlen, ()),))
+        attend = self.attention("ours", sample) if name == "ours" else _causal_sdpa
+        check(attend, sample, self.device.attention_tensors(seqlen, shape.heads, shape.head_dim))
         peak = self.device.peak_memory(lambda: recomputed(layer, x, tables, attend).mean().backward())
         parameters = sum(p.numel() * p.element_size() for p in layer.parameters())
         return {
