@@ -829,6 +829,32 @@ def test_a_layer_without_a_mask_is_compared_too(tmp_path: Path, monkeypatch: pyt
     assert [row["status"] for row in rows] == ["ok"] * 3
 
 
+def test_a_batch_prepares_later_masks_with_what_was_compiled_for_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Something compiled without gradients is compiled again where they are wanted."""
+    torch = pytest.importorskip("torch")
+    import experiment
+
+    modes = []
+    block_mask = memory.Experiment.block_mask
+
+    def recorded(self: memory.Experiment, sample: paper_data.Sample) -> object:
+        modes.append(torch.is_grad_enabled())
+        return block_mask(self, sample)
+
+    monkeypatch.setattr(memory.Experiment, "block_mask", recorded)
+    monkeypatch.setattr(torch, "compile", lambda function, **options: function)
+    monkeypatch.setattr(experiment, "load", lambda *arguments: None)
+    files = ["--csv", str(tmp_path / "x.csv"), "--commit", "1", "--no-report"]
+    options = ["--names", "flex", "--parts", "batch", "--lengths", "256"]
+    monkeypatch.setattr(sys, "argv", ["x.py", "--device", "cpu", *options, *files])
+    memory.main()
+    rows = Log(tmp_path / "x.csv", memory.COLUMNS).rows
+    assert [row["quantity"] for row in rows] == ["first mask", "first call", "new mask"]
+    assert modes == [False] * 4
+
+
 def end_to_end_rows(
     path: Path, library: Path, monkeypatch: pytest.MonkeyPatch, *methods: str
 ) -> list[dict[str, str]]:
