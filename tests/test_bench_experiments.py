@@ -9,6 +9,7 @@ import time
 from collections import Counter
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 
@@ -420,13 +421,15 @@ def test_flex_compiles_once_per_length_and_kind_of_mask(monkeypatch: pytest.Monk
 
 
 def test_preparing_makes_and_checks_flex_attention(library: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    import experiment
     import torch
 
     def make_flex(
         methods: end_to_end.Methods, *, causal: bool = False
     ) -> object:  # it has no backward on CPUs
         index = torch.arange(methods.seqlen)
-        return methods._make_sdpa(index[:, None] >= index if causal else methods.rule(index[:, None], index))
+        visible = index[:, None] >= index if causal else methods.rule(index[:, None], index)
+        return partial(experiment.sdpa, attn_mask=visible[None, None])
 
     arguments = argparse.Namespace(device="cpu", binary=library, kernels="cuda", commit="1")
     monkeypatch.setattr(end_to_end.Methods, "_make_flex", make_flex)
@@ -819,10 +822,10 @@ def test_a_layer_without_a_mask_is_compared_too(tmp_path: Path, monkeypatch: pyt
     files = ["--csv", str(tmp_path / "x.csv"), "--commit", "1", "--no-report"]
     options = ["--names", "no mask", "--lengths", "256"]
     monkeypatch.setattr(sys, "argv", ["x.py", "--device", "cpu", *options, *files, "--retry"])
-    plain = memory._causal_sdpa
-    monkeypatch.setattr(memory, "_causal_sdpa", lambda *tensors: plain(*tensors) * 1.1)
+    sdpa = experiment.sdpa
+    monkeypatch.setattr(experiment, "sdpa", lambda *tensors, **options: sdpa(*tensors, **options) * 1.1)
     memory.main()
-    monkeypatch.setattr(memory, "_causal_sdpa", plain)
+    monkeypatch.setattr(experiment, "sdpa", sdpa)
     memory.main()
     failed, *rows = Log(tmp_path / "x.csv", memory.COLUMNS).rows
     assert failed["note"].startswith("WrongResultError: o: off by")

@@ -108,6 +108,7 @@ class Methods:
     def make(self, name: str, sample: Sample) -> Attend:
         """Prepare a mask; return the attention under it."""
         import torch
+        from experiment import sdpa
         from torch_attention import Attention
 
         if name == "ours":
@@ -118,7 +119,9 @@ class Methods:
             return self._make_flex()
         index = torch.arange(self.seqlen, device=self.device.name)
         visible = self.rule(index[:, None], index)
-        return self._make_sdpa(visible) if name == "dense" else self._make_vanilla(visible)
+        if name == "dense":
+            return partial(sdpa, attn_mask=visible[None, None])
+        return self._make_vanilla(visible)
 
     def _make_flex(self) -> Attend:
         from torch.nn.attention.flex_attention import create_block_mask
@@ -132,16 +135,6 @@ class Methods:
         def attend(*tensors: torch.Tensor) -> torch.Tensor:
             q, k, v = (x.transpose(1, 2) for x in tensors)
             return self.flex(q, k, v, block_mask=block_mask).transpose(1, 2)
-
-        return attend
-
-    def _make_sdpa(self, visible: torch.Tensor) -> Attend:
-        import torch
-
-        def attend(*tensors: torch.Tensor) -> torch.Tensor:
-            q, k, v = (x.transpose(1, 2) for x in tensors)
-            out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible[None, None])
-            return out.transpose(1, 2)
 
         return attend
 

@@ -135,6 +135,12 @@ def compare(
             raise measure.WrongResultError(f"{name}: off by {worst:.2g} in a row")
 
 
+def sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, **options: Any) -> torch.Tensor:
+    """torch's attention of ``[B, S, H, D]``, by the kernel that it chooses; masks must have 4 dimensions."""
+    heads_first = (x.transpose(1, 2) for x in (q, k, v))
+    return torch.nn.functional.scaled_dot_product_attention(*heads_first, **options).transpose(1, 2)
+
+
 def failure_reason(failure: Exception) -> str:
     """Return an exception in a line; for one of memory, "out of memory"."""
     if isinstance(failure, torch.OutOfMemoryError):

@@ -1,8 +1,8 @@
 """Benchmark the forward pass as inference takes it, beside FlashInfer, where it is there, and FlexAttention.
 
-python scripts/bench/inference.py --prepare        # lets FlexAttention compile on all cores first
-python scripts/bench/inference.py                  # a minute then, else 4 (mostly compiling), by estimate
-python scripts/bench/inference.py --peers          # ours alone, half a minute by estimate
+python scripts/bench/inference.py --prepare    # lets FlexAttention and FlashInfer compile on all cores first
+python scripts/bench/inference.py              # a minute then, else 4 (mostly compiling), by estimate
+python scripts/bench/inference.py --peers      # ours alone, half a minute by estimate
 python scripts/bench/inference.py --report-only
 
 The paper's setting: bfloat16, one sample, 32 query and 8 key heads of 128; causal documents, shared questions

@@ -25,7 +25,7 @@ import gc
 import statistics
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -189,6 +189,7 @@ class Experiment:
     def attention(self, name: str, sample: Sample) -> Callable[..., torch.Tensor]:
         """Return a function from q, k, v [1, S, H, D] to o."""
         import torch
+        from experiment import sdpa
         from torch.nn.attention.flex_attention import flex_attention
         from torch_attention import Attention
 
@@ -197,13 +198,7 @@ class Experiment:
         if name == "dense":
             document = torch.from_numpy(token_arrays(sample)["document"]).to(self.device.name)
             visible = (document[:, None] == document).tril_()
-
-            def sdpa(*tensors: torch.Tensor) -> torch.Tensor:
-                q, k, v = (x.transpose(1, 2) for x in tensors)
-                out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible)
-                return out.transpose(1, 2)
-
-            return sdpa
+            return partial(sdpa, attn_mask=visible[None, None])
         block_mask, _ = self.block_mask(sample)
         compiled = torch.compile(flex_attention, dynamic=False)
 
@@ -283,7 +278,7 @@ class Experiment:
     def layer(self, name: str, seqlen: int) -> Found:
         """One decoder layer with full recompute: parameters, its input, its peak."""
         import torch
-        from experiment import check
+        from experiment import check, sdpa
         from llama import DecoderLayer, Shape, recomputed, rotary_tables
 
         shape = Shape.tiny() if self.device.name == "cpu" else Shape()
@@ -293,14 +288,15 @@ class Experiment:
 
         with torch.device(self.device.name):
             layer = DecoderLayer(shape).to(self.device.dtype)
+        unmasked = partial(sdpa, is_causal=True)
         few = self.device.random(1, WARM_TOKENS, shape.hidden).requires_grad_()
-        recomputed(layer, few, tables_of(WARM_TOKENS), _causal_sdpa).mean().backward()
+        recomputed(layer, few, tables_of(WARM_TOKENS), unmasked).mean().backward()
         layer.zero_grad()
         tables = tables_of(seqlen)
         x = self.device.random(1, seqlen, shape.hidden).requires_grad_()
         before = self.device.allocated()
         sample = documents(seqlen) if name == "ours" else Sample("causal_document", ((seqlen, ()),))
-        attend = self.attention("ours", sample) if name == "ours" else _causal_sdpa
+        attend = self.attention("ours", sample) if name == "ours" else unmasked
         check(attend, sample, self.device.attention_tensors(seqlen, shape.heads, shape.head_dim))
         peak = self.device.peak_memory(lambda: recomputed(layer, x, tables, attend).mean().backward())
         parameters = sum(p.numel() * p.element_size() for p in layer.parameters())
@@ -370,13 +366,6 @@ def run(arguments: argparse.Namespace, command: str) -> None:
 def rows_of(rows: Rows, part: str, name: str, seqlen: int) -> list[Mapping[str, str]]:
     """Return the rows of an item."""
     return [row for row in rows if (row["part"], row["name"], row["seqlen"]) == (part, name, str(seqlen))]
-
-
-def _causal_sdpa(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    import torch
-
-    tensors = (x.transpose(1, 2) for x in (q, k, v))
-    return torch.nn.functional.scaled_dot_product_attention(*tensors, is_causal=True).transpose(1, 2)
 
 
 def table_of(rows: Rows, part: str, quantity: str, show: Callable[[float], str]) -> str:
@@ -536,7 +525,7 @@ def main() -> None:
     """Measure, then report."""
     arguments, command = parse_arguments()
     if arguments.prepare is not None:
-        share_compiled()
+        share_compiled()  # no further: a batch's compilation is timed with the threads that users have
         lengths = arguments.lengths or LENGTHS
         compile_apart(Worker(arguments, command).compile, lengths, length_name, arguments.prepare)
         return
