@@ -280,6 +280,11 @@ def test_memory_is_written_down(tmp_path: Path) -> None:
     assert "nan" not in text
     assert "- peak, dense: 8K, 16K, 32K, 64K, 128K, 256K, 1M\n- peak, flex: 4K, 8K," in text
     assert "- layer, ours: 8K, 16K, 32K, 64K, 128K, 256K\n" in text
+    assert "## Failures\n\n- peak, dense: out of memory (4K)\n" in text
+    mended = [memory_row("peak", "flex", 4096, "", 0, "no"), memory_row("peak", "flex", 4096, "peak", 1.0)]
+    assert "Failures" not in memory.render(mended)
+    reason = [memory_row("peak", "flex", 4096, "", 0, "RuntimeError: a | b")]
+    assert "| 4K |  |  | RuntimeError: a / b |" in memory.render(reason)
     every = [
         memory_row(part, name, n, "", 0, "no room")
         for part in memory.PARTS

@@ -38,7 +38,7 @@ import provenance
 from paper_data import TASKS, TRAINING_SAMPLES, Sample, binned, make_rule, token_arrays, training_samples
 from prepare import add_prepare_argument, compile_apart, share_compiled, time_limit
 from provenance import Log, describe
-from results import document, length_name, markdown_table, not_run
+from results import brief, document, failures, length_name, markdown_table, not_run
 
 if TYPE_CHECKING:
     import torch
@@ -406,7 +406,12 @@ def render(rows: Rows) -> str:
         for task in TASKS
         for method in METHODS
     }
-    return document([*parts, _failures(rows), not_run(left_out)])
+    failed = (
+        (LABELS[row["method"]], row["note"], f"{row['task']} {length_name(int(row['seqlen']))}")
+        for row in current(rows)
+        if row["status"] == "failed"
+    )
+    return document([*parts, failures(failed), not_run(left_out)])
 
 
 def _losses(rows: Rows) -> str:
@@ -424,19 +429,6 @@ def _losses(rows: Rows) -> str:
     return f"Losses of a first step, of the same weights and batch, {'; '.join(said)}." if said else ""
 
 
-def _failures(rows: Rows) -> str:
-    """Return a section that says why what failed did."""
-    places: dict[tuple[str, str], list[str]] = {}
-    for row in current(rows):
-        if row["status"] == "failed":
-            place = f"{row['task']} {length_name(int(row['seqlen']))}"
-            places.setdefault((LABELS[row["method"]], row["note"]), []).append(place)
-    lines = [
-        f"- {label}: {note} ({', '.join(dict.fromkeys(where))})" for (label, note), where in places.items()
-    ]
-    return "## Failures\n\n" + "\n".join(lines) if lines else ""
-
-
 def _task_table(rows: Rows, task: str, layers: int) -> str:
     rows = [row for row in current(rows) if (row["task"], int(row["layers"])) == (task, layers)]
     by_method = {method: rates(rows, task, layers, method) for method in METHODS}
@@ -449,7 +441,7 @@ def _task_table(rows: Rows, task: str, layers: int) -> str:
             if found is None:
                 here = [r for r in rows if (r["method"], int(r["seqlen"])) == (method, seqlen)]
                 ran = f"{len(here)} steps of {here[0]['bins']} bins" if here else "not run"
-                cells += [next((r["note"][:40].replace("|", "/") for r in here if r["note"]), ran), ""]
+                cells += [next((brief(r["note"]) for r in here if r["note"]), ran), ""]
                 continue
             gain = f" ({own[0] / found[0]:.2f})" if own and method != "ours" else ""
             cells += [f"{found[0]:,.0f}{gain}", f"{found[1]:.1f}"]

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from cells import PEER_NAMES, ROOT, Case, Row, read_rows
 from prepare import add_prepare_argument, prepare, share_compiled
 from provenance import recorded_command
-from report import cards, failures, provenance
+from report import cards, failures_of, provenance
 from results import Results, document, length_name, markdown_table, not_run
 
 MASKS = ("causal_document", "share_question", "document")
@@ -85,7 +85,7 @@ def render(rows: Sequence[Row], kernels: str) -> str:
             if lines:
                 header = ["method", "tokens", "R/C", "rho", "ms", "TFLOP", "TFLOP/s", "ours is faster by"]
                 parts += [f"### {mask}", markdown_table(header, lines)]
-        parts.append(failures(results))
+        parts.append(failures_of(results))
         tried = {(row.case, row.implementation) for row in results.rows}
         left_out = {
             _label(name): [

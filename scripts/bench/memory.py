@@ -37,7 +37,7 @@ from cells import TWELVE
 from paper_data import Sample, make_rule, token_arrays
 from prepare import READY_SECONDS, add_prepare_argument, apart, compile_apart, share_compiled
 from provenance import Log, describe
-from results import document, length_name, markdown_table, not_run
+from results import brief, document, failures, length_name, markdown_table, not_run
 
 from paddle_flashmask.masks import registry
 
@@ -387,7 +387,7 @@ def failure_of(rows: Rows, part: str, name: str, seqlen: int) -> str:
     """Return why something failed last, shortened; "" where it did not or was not tried."""
     key = (part, name, str(seqlen), "failed")
     notes = [r["note"] for r in rows if (r["part"], r["name"], r["seqlen"], r["status"]) == key]
-    return notes[-1][:40] if notes else ""
+    return brief(notes[-1]) if notes else ""
 
 
 def mebibytes(value: float) -> str:
@@ -444,7 +444,13 @@ def render(rows: Rows) -> str:
             "The first forward call of a length, of one head, with what FlexAttention compiles:",
             table_of(rows, "batch", "first call", "{:.1f}".format),
         ]
-    return document([*parts, layer_table(rows), not_run(left_out(rows))])
+    newest = {(row["part"], row["name"], row["seqlen"]): row for row in rows}
+    failed = (
+        (f"{part}, {name}", row["note"], length_name(int(seqlen)))
+        for (part, name, seqlen), row in newest.items()
+        if row["status"] == "failed"
+    )
+    return document([*parts, layer_table(rows), failures(failed), not_run(left_out(rows))])
 
 
 def left_out(rows: Rows) -> dict[str, list[str]]:

@@ -31,7 +31,7 @@ from cells import (
 )
 from paper_data import PUBLISHED
 from paper_tables import magi_tables, total_tables
-from results import Bar, Results, at_least, document, length_name, markdown_table, not_run
+from results import Bar, Results, at_least, document, failures, length_name, markdown_table, not_run
 
 FA2_BAR, CAUSAL_BAR, CAUSAL_AIM, DETERMINISTIC_BAR, SEARCH_BAR = 0.95, 0.75, 0.9, 0.75, 0.03
 HOPPER_SEARCH_BAR = 0.02
@@ -208,7 +208,7 @@ def _tables(results: Results) -> list[str]:
     tables = hopper_bars.mask_ratios(results) if is_hopper(results) else []
     return [
         *(*tables, *total_tables(results), *magi_tables(results), *mask_tables(results)),
-        *(_search_table(results), _long_table(results), failures(results)),
+        *(_search_table(results), _long_table(results), failures_of(results)),
     ]
 
 
@@ -364,12 +364,11 @@ def _long_table(results: Results) -> str:
     return title + markdown_table(header, lines, left=2) if lines else ""
 
 
-def failures(results: Results) -> str:
+def failures_of(results: Results) -> str:
     """Return a section that says why what failed did; "" where nothing did."""
-    places: dict[tuple[str, str], list[str]] = {}
+    found = []
     for row in results.rows:
         if not row.ok:
             place = f"{row.case.mask} {length_name(row.case.seqlen)} D={row.case.head_dim} {row.direction}"
-            places.setdefault((row.implementation, row.reason), []).append(place)
-    lines = [f"- {name}: {reason} ({', '.join(where)})" for (name, reason), where in places.items()]
-    return "### Failures\n\n" + "\n".join(lines) if lines else ""
+            found.append((row.implementation, row.reason, place))
+    return failures(found, level=3)

@@ -104,6 +104,22 @@ def not_run(places: Mapping[str, Sequence[str]], level: int = 2) -> str:
     return f"{'#' * level} Not run\n\n" + "\n".join(lines) if lines else ""
 
 
+def failures(found: Iterable[tuple[str, str, str]], level: int = 2) -> str:
+    """Return a section that says what failed, why and where; "" where nothing did."""
+    places: dict[tuple[str, str], list[str]] = {}
+    for name, reason, place in found:
+        places.setdefault((name, reason), []).append(place)
+    lines = [
+        f"- {name}: {reason} ({', '.join(dict.fromkeys(where))})" for (name, reason), where in places.items()
+    ]
+    return f"{'#' * level} Failures\n\n" + "\n".join(lines) if lines else ""
+
+
+def brief(reason: str) -> str:
+    """Return the start of a reason, for a table's cell."""
+    return reason[:40].replace("|", "/")
+
+
 def document(parts: Iterable[str]) -> str:
     """Return a Markdown document of its parts; empty ones are left out."""
     return "\n\n".join(part for part in parts if part) + "\n"
