@@ -6,6 +6,7 @@ import ctypes
 import os
 import zlib
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -47,6 +48,17 @@ def seed(request: pytest.FixtureRequest) -> int:
 def rng(seed: int) -> np.random.Generator:
     """A generator for the test's random data."""
     return np.random.default_rng(seed)
+
+
+@pytest.fixture(scope="session")
+def library() -> Path:
+    """The operators' own library, which has the C interface too, where torch is."""
+    pytest.importorskip("torch")
+    pytest.importorskip("paddle")  # what it is linked to
+    path = Path(__file__).parents[1] / "paddle_flashmask" / "_C.so"
+    if not path.exists():
+        pytest.skip("the operators are not built")
+    return path
 
 
 @pytest.hookimpl(wrapper=True)
