@@ -13,8 +13,8 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts" / "bench"))
 
 import end_to_end
+import limits
 import paper_data
-import prepare
 from bench_rows import PROVENANCE, RUN
 from provenance import Log
 
@@ -226,7 +226,7 @@ def test_a_method_that_hangs_becomes_a_row(
     monkeypatch.setattr(
         end_to_end.Methods, "make", lambda *a: time.sleep(60) if a[1] == "dense" else make(*a)
     )
-    monkeypatch.setattr(end_to_end, "time_limit", lambda: prepare.time_limit(5))
+    monkeypatch.setattr(end_to_end, "time_limit", lambda: limits.time_limit(5))
     rows = end_to_end_rows(tmp_path / "x.csv", library, monkeypatch, "dense", "vanilla")
     assert [(row["method"], row["status"], row["note"]) for row in rows] == [
         ("dense", "failed", "TimeoutError: took longer than 5 s"),

@@ -13,7 +13,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts" / "bench"
 
 import flex_masks
 from cells import TWELVE, Case, paper_case
-from prepare import apart, items_of, time_limit
+from limits import apart, time_limit
+from prepare import items_of
 
 
 def test_items_that_fail_or_take_their_process_down_do_not_stop_the_others() -> None:

@@ -35,8 +35,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import provenance
+from limits import time_limit
 from paper_data import TASKS, TRAINING_SAMPLES, Sample, binned, make_rule, token_arrays, training_samples
-from prepare import add_prepare_argument, compile_apart, share_compiled, time_limit
+from prepare import add_prepare_argument, compile_apart, share_compiled
 from provenance import Log, describe
 from results import brief, document, failures, length_name, markdown_table, not_run
 

@@ -34,8 +34,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import provenance
 from cells import TWELVE
+from limits import READY_SECONDS, apart
 from paper_data import Sample, make_rule, token_arrays
-from prepare import READY_SECONDS, add_prepare_argument, apart, compile_apart, share_compiled
+from prepare import add_prepare_argument, compile_apart, share_compiled
 from provenance import Log, describe
 from results import brief, document, failures, length_name, markdown_table, not_run
 

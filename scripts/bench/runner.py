@@ -25,8 +25,8 @@ from cells import (
 )
 from implementations import PEERS, Data, Job, batched_job, idle_indices_job, own_job
 from kernel_calls import CudaLibrary
+from limits import time_limit
 from measure import Clock, Reference, card_and_driver, check, reference_heads
-from prepare import time_limit
 from provenance import make_run, versions
 
 from paddle_flashmask.masks import ColumnMask
