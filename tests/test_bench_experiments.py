@@ -23,7 +23,7 @@ import regress
 import sparsity
 import stale
 from bench_rows import PROVENANCE, RUN
-from cells import Row, hash_sources
+from cells import DIRECTIONS, Row, hash_sources, sources_of
 from provenance import Log
 from results import Results
 
@@ -337,8 +337,12 @@ def test_sources_are_what_an_architecture_is_compiled_from(tmp_path: Path) -> No
         "csrc/sm80/kernel.cuh": '#include "common/prepass.h"\n#include "common/order.cuh"\n',
         "csrc/sm90/kernel.cuh": '#include "sm80/rows.cuh"\n#include "common/prepass.h"\n',
         "csrc/sm80/rows.cuh": "",
-        "csrc/instantiations/sm80_d64.cu": '#include "sm80/kernel.cuh"\n',
-        "csrc/instantiations/sm90_d64.cu": '#include "sm90/kernel.cuh"\n',
+        "csrc/sm90/backward.cuh": '#include "sm90/kernel.cuh"\n',
+        "csrc/instantiations/sm80_table.cc": "",
+        "csrc/instantiations/sm80_forward_d64.cu": '#include "sm80/kernel.cuh"\n',
+        "csrc/instantiations/sm80_backward_d64.cu": '#include "sm80/kernel.cuh"\n',
+        "csrc/instantiations/sm90_forward_d64.cu": '#include "sm90/kernel.cuh"\n',
+        "csrc/instantiations/sm90_backward_d64.cu": '#include "sm90/backward.cuh"\n',
     }
 
     def write(name: str, text: str) -> None:
@@ -346,25 +350,36 @@ def test_sources_are_what_an_architecture_is_compiled_from(tmp_path: Path) -> No
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text)
 
-    def changed_by(name: str) -> list[str]:
-        write(name, texts[name] + "// another\n")
-        changed = [kernels for kernels, old in before.items() if hash_sources(kernels, tmp_path) != old]
+    def hashes() -> set[tuple[str, str, str]]:
+        sources = {kernels: hash_sources(kernels, tmp_path) for kernels in ("sm80", "sm90", "cuda")}
+        return {(k, d, sources_of(of_both, d)) for k, of_both in sources.items() for d in DIRECTIONS}
+
+    def changed_by(name: str, more: str = "int y;\n") -> set[tuple[str, str]]:
+        write(name, texts[name] + more)
+        changed = {(kernels, direction) for kernels, direction, _ in before - hashes()}
         write(name, texts[name])
         return changed
 
     for name, text in texts.items():
         write(name, text)
-    before = {kernels: hash_sources(kernels, tmp_path) for kernels in ("sm80", "sm90", "cuda")}
-    sm80, sm90 = ["sm80", "cuda"], ["sm90", "cuda"]
-    assert {name: changed_by(name) for name in texts} == {name: list(before) for name in texts} | {
+    before = hashes()
+    sm80, sm90 = ({(k, d) for k in (family, "cuda") for d in DIRECTIONS} for family in ("sm80", "sm90"))
+    of_pass = {direction: {("sm90", direction), ("cuda", direction)} for direction in DIRECTIONS}
+    assert {name: changed_by(name) for name in texts} == dict.fromkeys(texts, sm80 | sm90) | {
         "csrc/common/order.cuh": sm80,
-        "csrc/common/only_for_tests.cu": [],
+        "csrc/common/only_for_tests.cu": set(),
         "csrc/sm80/kernel.cuh": sm80,
         "csrc/sm90/kernel.cuh": sm90,
         "csrc/sm80/rows.cuh": sm90,
-        "csrc/instantiations/sm80_d64.cu": sm80,
-        "csrc/instantiations/sm90_d64.cu": sm90,
+        "csrc/sm90/backward.cuh": of_pass["backward"],
+        "csrc/instantiations/sm80_table.cc": sm80,
+        "csrc/instantiations/sm80_forward_d64.cu": {("sm80", "forward"), ("cuda", "forward")},
+        "csrc/instantiations/sm80_backward_d64.cu": {("sm80", "backward"), ("cuda", "backward")},
+        "csrc/instantiations/sm90_forward_d64.cu": of_pass["forward"],
+        "csrc/instantiations/sm90_backward_d64.cu": of_pass["backward"],
     }
+    assert not changed_by("csrc/sm90/backward.cuh", "// said\n    // of it\n")
+    assert changed_by("csrc/sm90/backward.cuh", "int y;  // said of it\n") == of_pass["backward"]
 
 
 def test_results_of_other_sources_are_stale(tmp_path: Path) -> None:
@@ -376,6 +391,11 @@ def test_results_of_other_sources_are_stale(tmp_path: Path) -> None:
     )
     Log(tmp_path / "a.csv", ["mask"], replace(run, started="2027-01-01T00:00:00Z")).add({"mask": "full"})
     assert stale.state(tmp_path / "a.csv")[0] is False
+    later = Log(tmp_path / "c.csv", ["direction"], replace(run, sources="old-" + run.sources.split("-")[1]))
+    later.add({"direction": "backward"})
+    assert stale.state(tmp_path / "c.csv")[0] is False
+    later.add({"direction": "forward"})
+    assert stale.state(tmp_path / "c.csv")[0] is True
     (tmp_path / "b.csv").write_text("a,b\n1,2\n")
     assert stale.state(tmp_path / "b.csv") is None
 

@@ -199,7 +199,7 @@ class Run:
 
     started: str
     kernels: str  # our architecture: sm80, ...
-    sources: str  # hash of our kernels' sources
+    sources: str  # of our kernels, see hash_sources
     commit: str
     card: str
     driver: str
@@ -237,11 +237,17 @@ class Row:
         return self.status == "ok"
 
     @property
+    def sources(self) -> str:
+        """The hash of the sources of its direction's kernels."""
+        return sources_of(self.run.sources, self.direction)
+
+    @property
     def share(self) -> float:
         """Share of the matmul ceiling."""
         return self.tflops / self.matmul_tflops
 
 
+COMMENT = re.compile(r"(^|\s+)//.*$", re.MULTILINE)  # with the space or line break before it
 INCLUDED = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 # The columns: of the run, of the case, then the row's own.
@@ -297,24 +303,41 @@ def is_done(
     found: dict[str, set[str]] = {}
     for row in rows:
         same_cell = (row.case, row.direction) == (case, direction)
-        same_run = (row.run.sources, row.run.card) == (run.sources, run.card)
+        same_run = (row.sources, row.run.card) == (sources_of(run.sources, direction), run.card)
         if same_cell and same_run and row.seconds >= seconds:
             found.setdefault(row.run.started, set()).add(row.implementation)
     return any(names >= set(implementations) for names in found.values())
 
 
 def hash_sources(kernels: str, root: Path = ROOT) -> str:
-    """Return a short hash of everything that one architecture's kernels are compiled from.
+    """Return "FORWARD-BACKWARD", short hashes of what each pass of one architecture is compiled from.
 
     That is its instantiations and what chooses among them, what these include, and the sources that define
-    what a header of theirs declares.
+    what a header of theirs declares; without comments.
     """
     csrc = root / "csrc"
     families = ("sm80", "sm90") if kernels == "cuda" else (kernels,)
-    pending = [csrc / "common" / "dispatch.cc"]
-    for family in families:
-        pending += (csrc / "instantiations").glob(f"{family}_*")
-    paths = {root / "scripts" / "kernel_sources.py"}
+    units = [path for family in families for path in (csrc / "instantiations").glob(f"{family}_*")]
+    hashes = []
+    for other in reversed(DIRECTIONS):
+        own = [path for path in units if f"_{other}_" not in path.name]
+        digest = hashlib.sha256()
+        for path in sorted(_compiled_from([csrc / "common" / "dispatch.cc", *own], csrc)):
+            text = COMMENT.sub("", path.read_text())
+            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + text.encode())
+        digest.update((root / "scripts" / "kernel_sources.py").read_bytes())
+        hashes.append(digest.hexdigest()[:10])
+    return "-".join(hashes)
+
+
+def sources_of(sources: str, direction: str) -> str:
+    """Return the part of hash_sources() that is one direction's."""
+    forward, _, backward = sources.partition("-")
+    return backward if direction == "backward" and backward else forward
+
+
+def _compiled_from(pending: list[Path], csrc: Path) -> set[Path]:
+    paths: set[Path] = set()
     while pending:
         path = pending.pop()
         if path in paths:
@@ -327,7 +350,4 @@ def hash_sources(kernels: str, root: Path = ROOT) -> str:
         )
         beside = (path.with_suffix(suffix) for suffix in (".cc", ".cu") if path.suffix in (".h", ".cuh"))
         pending += (other for other in (*named, *beside) if other.exists())
-    digest = hashlib.sha256()
-    for path in sorted(paths):
-        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()[:10]
+    return paths

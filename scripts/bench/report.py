@@ -258,7 +258,12 @@ def provenance(rows: list[Row]) -> str:
     lines = [
         f"- driver {distinct(row.run.driver for row in rows)}",
         f"- torch {distinct(row.run.torch for row in rows)}",
-        f"- kernel sources {rows[-1].run.sources}; commit {distinct(row.run.commit for row in rows)}",
+        *(
+            f"- {direction}: kernel sources {distinct(row.sources for row in own)}, "
+            f"commit {distinct(row.run.commit for row in own)}"
+            for direction in DIRECTIONS
+            if (own := [row for row in rows if row.direction == direction])
+        ),
         f"- runs of {' to '.join(dict.fromkeys((min(starts), max(starts))))}",
         *(
             [

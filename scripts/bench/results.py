@@ -11,13 +11,15 @@ Key = tuple[Case, str, str]  # case, direction, implementation
 
 
 class Results:
-    """What was measured on one card with one version of one architecture's kernels: the newest there is."""
+    """What was measured on one card with one architecture's kernels: the newest version of each pass."""
 
     def __init__(self, rows: Iterable[Row], kernels: str, card: str):
         rows = [row for row in rows if (row.run.kernels, row.run.card) == (kernels, card)]
-        newest = max((row.run for row in rows), key=lambda run: run.started, default=None)
+        newest: dict[str, str] = {}  # sources by direction
+        for row in sorted(rows, key=lambda row: row.run.started, reverse=True):
+            newest.setdefault(row.direction, row.sources)
         self.kernels, self.card = kernels, card
-        self.rows = [row for row in rows if newest is not None and row.run.sources == newest.sources]
+        self.rows = [row for row in rows if row.sources == newest[row.direction]]
         self._runs: dict[str, dict[Key, Row]] = {}  # the newest run first
         for row in sorted(self.rows, key=lambda row: row.run.started, reverse=True):
             run = self._runs.setdefault(row.run.started, {})

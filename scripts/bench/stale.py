@@ -2,7 +2,8 @@
 
 python scripts/bench/stale.py            # a line per CSV file; fails when one is stale
 
-Of each CSV file with the columns "kernels" and "sources" (see cells.hash_sources), the newest row counts.
+Of each CSV file with the columns "kernels" and "sources" (see cells.hash_sources), the newest row counts;
+where rows are of one pass, the newest of each.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from cells import ROOT, hash_sources
+from cells import ROOT, hash_sources, sources_of
 
 
 def state(path: Path) -> tuple[bool, str] | None:
@@ -24,13 +25,21 @@ def state(path: Path) -> tuple[bool, str] | None:
         rows = list(csv.DictReader(file))
     if not rows or not {"kernels", "sources", "commit", "card", "started"} <= rows[0].keys():
         return None
-    row = max(rows, key=lambda row: row["started"])
-    stale = row["sources"] != hash_sources(row["kernels"])
+    newest = {row.get("direction", ""): row for row in sorted(rows, key=lambda row: row["started"])}
+    stale = any(not _is_current(row) for row in newest.values())
+    row = max(newest.values(), key=lambda row: row["started"])
     verdict = "other sources than now" if stale else "the sources as they are"
     return (
         stale,
         f"{path.name}: {row['card']}, {row['started'][:10]}, {row['kernels']} at {row['commit']}, {verdict}",
     )
+
+
+def _is_current(row: dict[str, str]) -> bool:
+    now = hash_sources(row["kernels"])
+    if "direction" not in row:
+        return row["sources"] == now
+    return sources_of(row["sources"], row["direction"]) == sources_of(now, row["direction"])
 
 
 def main() -> None:
