@@ -194,6 +194,16 @@ def test_document_shows_peers_and_failures() -> None:
     assert report.render([], "sm80").startswith("# sm80 kernels")
 
 
+def test_tables_show_ours_of_the_run_beside_peers() -> None:
+    case = paper_case("causal", 8192, 128)
+    rows = [make_row(case, name, 2.0, direction=d) for d in DIRECTIONS for name in ("sm80", "fa2")]
+    rows += [make_row(case, "sm80", 1.0, direction=d, run=LATER) for d in DIRECTIONS]
+    text = report.render(rows, "sm80")
+    assert "| causal | 0.500 | 0.000 | 2.000 | 4398 | 0.50 | 4398 (1.00) |" in text
+    assert "| 2.00 | 2.00 | 4.00 |" in text
+    assert "| 1.00 |" not in text
+
+
 def test_samples_are_in_one_table_of_totals_and_not_in_one_each() -> None:
     cases = [paper_case(mask, 8192, 128, seed) for seed in range(3) for mask in ("causal", *PUBLISHED)]
     cases = [case for case in cases if case.mask != "causal" or case.seed == 0]

@@ -22,7 +22,8 @@ struct LaneBits {
 // All bits from bit 2 * row on, none for row 16.
 __device__ __forceinline__ uint32_t bits_from(int row) { return __funnelshift_lc(0u, ~0u, 2 * row); }
 
-// `rows_of(row)` is the first of the warp's rows that is query row `row` or later, in [0, 16]. The rows that
+// `rows_of(row)` is the first of the warp's rows that is query row `row` or later, in [0, 16], for the rows
+// that the pre-pass leaves in slots: from 0 on, and of an empty slot INT_MAX, whatever its end. The rows that
 // a slot masks in two neighbouring columns, as bits 2 r (left) and 2 r + 1 (right).
 template <class RowsOf>
 __device__ __forceinline__ uint32_t masked_rows(const int4& pair, RowsOf rows_of) {

@@ -51,7 +51,7 @@ def total(results: Results, case: Case, name: str) -> Total | None:
     ours, rhos = 0.0, []
     for seed in seeds:
         sample = replace(case, seed=seed)
-        pairs = [results.find((sample, d, results.kernels), (sample, d, name)) for d in DIRECTIONS]
+        pairs = [_beside_ours(results, sample, direction, name) for direction in DIRECTIONS]
         if not all(pairs):
             continue
         rhos.append(pairs[0][0].rho)
@@ -62,6 +62,14 @@ def total(results: Results, case: Case, name: str) -> Total | None:
     if not rhos:
         return None
     return Total(milliseconds, flops, ours, len(rhos), sum(rhos) / len(rhos))
+
+
+def _beside_ours(results: Results, case: Case, direction: str, name: str) -> list[Row]:
+    """Return ours and the other's row of one run; ours twice where it is ours. Empty: not measured."""
+    if name == results.kernels:
+        row = results.in_company(case, direction)
+        return [] if row is None else [row, row]
+    return results.find((case, direction, results.kernels), (case, direction, name))
 
 
 def paper_shapes(results: Results) -> list[Case]:

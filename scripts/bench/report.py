@@ -313,7 +313,7 @@ def _mask_table(results: Results, cases: list[Case], direction: str) -> str:
         others[deterministic(results.kernels)] = "deterministic"
     lines = []
     for case in cases:
-        row = next(iter(results.find((case, direction, results.kernels))), None)
+        row = results.in_company(case, direction)
         if row is None:
             if results.failed(case, direction, results.kernels):
                 lines.append([case.mask, *["failed"] * (5 + len(others))])

@@ -33,6 +33,11 @@ class Results:
                 return found
         return []
 
+    def in_company(self, case: Case, direction: str) -> Row | None:
+        """Return our row of the run beside the most peers, the newest such: what tables show beside them."""
+        rows = [(len(peers), row) for peers, row in self.by_company(case, direction, self.kernels).items()]
+        return max(rows, key=lambda found: (found[0], found[1].run.started))[1] if rows else None
+
     def ratio(self, case: Case, direction: str, other: str, ours: str | None = None) -> float | None:
         """How many times as fast as another implementation ours is, in one run; None: not measured."""
         found = self.find((case, direction, ours or self.kernels), (case, direction, other))

@@ -113,6 +113,25 @@ def test_skipping_changes_no_bit_with_any_indices(
     assert_skipping_changes_nothing(kernels, problem, f"causal={causal}, C={bounds}")
 
 
+@pytest.mark.parametrize("bounds", [2, 4])
+@pytest.mark.parametrize("seqlen_q", [40, 500])
+@head_dims
+def test_skipping_changes_no_bit_with_both_ends_in_every_tile(
+    kernels: Kernels, rng: np.random.Generator, head_dims: tuple[int, int], seqlen_q: int, bounds: int
+) -> None:
+    # Each column its own short intervals, of one slot or two: empty, ends before starts, far ends too.
+    starts = rng.integers(-5, seqlen_q + 5, (2, 2, 643, bounds // 2), np.int32)
+    ends = starts + rng.integers(-5, 60, starts.shape, np.int32)
+    far = np.iinfo(np.int32)
+    starts[rng.random(starts.shape) < 0.02] = far.min
+    ends[rng.random(ends.shape) < 0.02] = far.max
+    ends[rng.random(ends.shape) < 0.02] = far.min
+    indices = torch.from_numpy(np.stack([starts, ends], axis=-1).reshape(2, 2, 643, bounds)).cuda()
+    options = Options(indices=indices, causal=False, deterministic=True)
+    problem = grouped_problem(int(rng.integers(2**31)), head_dims, options, seqlen_q=seqlen_q, seqlen_k=643)
+    assert_skipping_changes_nothing(kernels, problem, f"both ends, C={bounds}")
+
+
 @pytest.mark.parametrize("name", ["causal_document", "share_question", "random_eviction"])
 @pytest.mark.parametrize("dtype", ["bfloat16", "float16"])
 @pytest.mark.parametrize("padded", [(8, 8), (40, 40), (104, 72), (136, 136), (200, 120), (248, 248)], ids=str)
