@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterable
@@ -116,6 +117,8 @@ def build_cuda(
     Raises CalledProcessError on failure; with ``no_spills`` SpillError where a kernel spills registers.
     """
     nvcc = os.environ.get("NVCC", "nvcc")
+    if shutil.which(nvcc) is None:
+        sys.exit(f"{nvcc}: not found; the CUDA kernels need nvcc ($NVCC names it)")
     targets = list(targets)
     generated = instantiations(subset, output / f"instantiations_{subset}")
 

@@ -87,11 +87,16 @@ def entries(config: dict[str, Any]) -> dict[Unit, list[str]]:
     """Map each unit to its kernels' Config arguments, element type first, in the file's order."""
     units: dict[Unit, list[str]] = {}
     dtypes = config["dtypes"]
+    known = {"dtypes", "subsets", *ARCHITECTURES}
+    if set(config) != known:
+        raise ValueError(f"the file has {', '.join(sorted(known))}; got {', '.join(sorted(config))}")
     for architecture in ARCHITECTURES:
         kinds = config[architecture]
+        if set(kinds) != set(KINDS):
+            raise ValueError(
+                f"{architecture}: kernels are {', '.join(KINDS)}; got {', '.join(sorted(kinds))}"
+            )
         for kind, kernels in kinds.items():
-            if kind not in KINDS:
-                raise ValueError(f"{architecture}: unknown kernels {kind}; known: {', '.join(KINDS)}")
             for kernel in kernels:
                 if set(kernel) != {"head_dim", "tiles", "variants"}:
                     raise ValueError(
@@ -102,6 +107,8 @@ def entries(config: dict[str, Any]) -> dict[Unit, list[str]]:
                 if set(kernel["tiles"]) != set(TILES[key]):
                     raise ValueError(f"{key}: tiles are {TILES[key]}; got {sorted(kernel['tiles'])}")
                 numbers = [d, dv, *(kernel["tiles"][name] for name in TILES[key])]
+                if not all(type(number) is int for number in numbers):
+                    raise ValueError(f"{key}: head dims and tiles are whole numbers; got {numbers}")
                 for dtype in dtypes:
                     unit = units.setdefault(Unit(architecture, kind, (d, dv), dtype), [])
                     for variant in kernel["variants"]:
