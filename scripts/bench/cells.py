@@ -319,7 +319,7 @@ def hash_sources(kernels: str, root: Path = ROOT) -> str:
     families = ("sm80", "sm90") if kernels == "cuda" else (kernels,)
     units = [path for family in families for path in (csrc / "instantiations").glob(f"{family}_*")]
     hashes = []
-    for other in reversed(DIRECTIONS):
+    for other in reversed(DIRECTIONS):  # what is the other pass's alone is left out
         own = [path for path in units if f"_{other}_" not in path.name]
         digest = hashlib.sha256()
         for path in sorted(_compiled_from([csrc / "common" / "dispatch.cc", *own], csrc)):
