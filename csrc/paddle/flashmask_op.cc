@@ -11,12 +11,23 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <memory>
 #include <string>
 #include <vector>
 
 #include "common/column_mask.h"
 #include "flashmask/c_api.h"
 #include "paddle/extension.h"
+#include "paddle/phi/core/allocator.h"
+#include "paddle/phi/core/stream.h"
+
+#ifdef PADDLE_WITH_CUDA
+namespace phi::memory_utils {
+// As declared by Paddle's memory_utils.h, 2.6 and 3.3, which would ask for the headers of all of CUDA's
+// libraries.
+std::shared_ptr<Allocation> AllocShared(const Place& place, size_t size, const Stream& stream);
+}  // namespace phi::memory_utils
+#endif
 
 namespace {
 
@@ -104,36 +115,63 @@ struct DeviceGuard {
 
 #endif
 
-paddle::Tensor zeros_like(const paddle::Tensor& like) {
-  if (on_cpu(like)) return paddle::zeros(like.shape(), like.dtype(), like.place());
+// Memory that one call needs until its work is launched.
+class Scratch {
+ public:
+  // What `tensor` holds, where the kernels can read it: those of CUDA read 16 bytes at once, but a view into
+  // another tensor may start anywhere.
+  void* aligned(const paddle::Tensor& tensor) {
+    void* data = const_cast<void*>(tensor.data());
+    if (on_cpu(tensor) || reinterpret_cast<uintptr_t>(data) % 16 == 0) return data;
 #ifdef PADDLE_WITH_CUDA
-  paddle::Tensor zeros = paddle::empty(like.shape(), like.dtype(), like.place());
-  check_cuda(cudaMemsetAsync(zeros.data(), 0, bytes_of(zeros), zeros.stream()), "clearing a gradient");
-  return zeros;
+    const size_t bytes = bytes_of(tensor);
+    void* copy = on_device(bytes, tensor);
+    check_cuda(cudaMemcpyAsync(copy, data, bytes, cudaMemcpyDeviceToDevice, tensor.stream()),
+               "copying an input");
+    return copy;
 #else
-  refuse_place(like.place());
+    refuse_place(tensor.place());
 #endif
-}
+  }
 
-// The CUDA kernels read 16 bytes at once, but a view into another tensor may start anywhere.
-paddle::Tensor aligned(const paddle::Tensor& tensor) {
-  if (on_cpu(tensor) || reinterpret_cast<uintptr_t>(tensor.data()) % 16 == 0) return tensor;
+  // As many zeros as `like` has values.
+  void* zeros_like(const paddle::Tensor& like) {
+    if (on_cpu(like)) {
+      auto zeros = std::make_shared<paddle::Tensor>(paddle::zeros(like.shape(), like.dtype(), like.place()));
+      held_.push_back(zeros);
+      return zeros->data();
+    }
 #ifdef PADDLE_WITH_CUDA
-  paddle::Tensor copy = paddle::empty(tensor.shape(), tensor.dtype(), tensor.place());
-  check_cuda(
-      cudaMemcpyAsync(copy.data(), tensor.data(), bytes_of(copy), cudaMemcpyDeviceToDevice, copy.stream()),
-      "copying an input");
-  return copy;
+    const size_t bytes = bytes_of(like);
+    void* zeros = on_device(bytes, like);
+    check_cuda(cudaMemsetAsync(zeros, 0, bytes, like.stream()), "clearing a gradient");
+    return zeros;
 #else
-  refuse_place(tensor.place());
+    refuse_place(like.place());
 #endif
-}
+  }
 
-// Q, K, V and the mask, as both operators take them; q, k and v aligned().
+#ifdef PADDLE_WITH_CUDA
+  // Memory for the stream that the device of `like` launches to: who gets it next works on that stream too.
+  // That of paddle::empty() belongs to the device's first stream, whose work would get it while a kernel on a
+  // stream of stream_guard() still runs.
+  void* on_device(size_t bytes, const paddle::Tensor& like) {
+    const phi::Stream stream(reinterpret_cast<phi::StreamId>(like.stream()));
+    auto memory = phi::memory_utils::AllocShared(like.place(), bytes, stream);
+    held_.push_back(memory);
+    return memory->ptr();
+  }
+#endif
+
+ private:
+  std::vector<std::shared_ptr<void>> held_;
+};
+
+// Q, K, V and the mask, as both operators take them.
 struct Operands {
-  paddle::Tensor q;
-  paddle::Tensor k;
-  paddle::Tensor v;
+  const paddle::Tensor& q;
+  const paddle::Tensor& k;
+  const paddle::Tensor& v;
   const OptionalTensor& indices;
   const OptionalTensor& dense_mask;
   const OptionalTensor& seed_offset;
@@ -151,11 +189,12 @@ Attributes to_attributes(bool causal, int64_t softmax_scale_bits, int64_t dropou
           static_cast<Visit>(visit)};
 }
 
-// A contiguous [batch, seqlen, heads, dim] tensor: Paddle hands no others to a custom operator.
-flashmask::Tensor to_tensor(const paddle::Tensor& tensor) {
+// A contiguous [batch, seqlen, heads, dim] tensor of the shape of `tensor`: Paddle hands no others to a
+// custom operator.
+flashmask::Tensor to_tensor(const paddle::Tensor& tensor, void* data) {
   const Dims dims = tensor.shape();
   PD_CHECK(dims.size() == 4, "flashmask: expected a tensor of rank 4, got rank ", dims.size());
-  return {const_cast<void*>(tensor.data()), dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3]};
+  return {data, dims[1] * dims[2] * dims[3], dims[2] * dims[3], dims[3]};
 }
 
 void check_place(const char* name, const paddle::Tensor& tensor, const paddle::Tensor& q) {
@@ -224,6 +263,8 @@ flashmask::Mask to_mask(const Operands& in, const Attributes& attributes, const 
 }
 
 flashmask::Dropout to_dropout(const Operands& in, const Attributes& attributes) {
+  PD_CHECK(attributes.dropout_p >= 0.0 && attributes.dropout_p < 1.0,
+           "flashmask: dropout_p must be in [0, 1), got ", attributes.dropout_p);
   PD_CHECK((attributes.dropout_p > 0.0) == static_cast<bool>(in.seed_offset),
            "flashmask: dropout needs a seed, and a seed is for dropout");
   if (!in.seed_offset) return {nullptr, 0.0};
@@ -257,7 +298,7 @@ constexpr Entries<BackwardParams> kBackward{flashmask_cpu_backward};
 constexpr int32_t kBestFamily = 0;  // of c_api.h
 
 template <typename Params>
-void launch_cuda(const paddle::Tensor& q, Params params, const Entries<Params>& entries) {
+void launch_cuda(const paddle::Tensor& q, Params params, const Entries<Params>& entries, Scratch& scratch) {
   const flashmask::Shape& shape = params.shape;
   PD_CHECK(params.dtype == DType::kFloat16 || params.dtype == DType::kBFloat16,
            "flashmask: on CUDA q, k and v must be float16 or bfloat16");
@@ -270,10 +311,7 @@ void launch_cuda(const paddle::Tensor& q, Params params, const Entries<Params>& 
   if (entries.cuda_workspace(kBestFamily, &params, &bytes, message, sizeof(message)) != 0) {
     PD_THROW("flashmask: ", message);
   }
-  // Paddle's allocator reuses it for work that this stream does later, so it may be released on return. Not
-  // empty, since Paddle 2.6 refuses that.
-  paddle::Tensor workspace = paddle::empty({std::max<int64_t>(bytes, 1)}, paddle::DataType::UINT8, q.place());
-  params.workspace = workspace.data();
+  if (bytes > 0) params.workspace = scratch.on_device(static_cast<size_t>(bytes), q);
   params.stream = q.stream();
   if (entries.cuda(kBestFamily, &params, message, sizeof(message)) != 0) PD_THROW("flashmask: ", message);
 }
@@ -281,14 +319,15 @@ void launch_cuda(const paddle::Tensor& q, Params params, const Entries<Params>& 
 
 // Calls the kernel of the place that the tensors are on.
 template <typename Params>
-void launch(const paddle::Tensor& q, const Params& params, const Entries<Params>& entries) {
+void launch(const paddle::Tensor& q, const Params& params, const Entries<Params>& entries,
+            [[maybe_unused]] Scratch& scratch) {
   if (on_cpu(q)) {
     char message[512] = "";
     if (entries.cpu(&params, message, sizeof(message)) != 0) PD_THROW("flashmask: ", message);
     return;
   }
 #ifdef PADDLE_WITH_CUDA
-  if (q.place().GetType() == phi::AllocationType::GPU) return launch_cuda(q, params, entries);
+  if (q.place().GetType() == phi::AllocationType::GPU) return launch_cuda(q, params, entries, scratch);
 #endif
   refuse_place(q.place());
 }
@@ -300,7 +339,8 @@ std::vector<paddle::Tensor> forward(const paddle::Tensor& q, const paddle::Tenso
                                     bool /*deterministic*/, bool /*needs_dq*/, bool /*needs_dk*/,
                                     bool /*needs_dv*/) {
   const DeviceGuard guard(q);
-  const Operands in{aligned(q), aligned(k), aligned(v), indices, dense_mask, seed_offset};
+  Scratch scratch;
+  const Operands in{q, k, v, indices, dense_mask, seed_offset};
   const Attributes attributes = to_attributes(causal, softmax_scale_bits, dropout_p_bits, visit);
   ForwardParams params{};
   params.shape = to_shape(in);
@@ -311,24 +351,22 @@ std::vector<paddle::Tensor> forward(const paddle::Tensor& q, const paddle::Tenso
       paddle::empty({shape.batch, shape.heads_q, shape.seqlen_q}, lse_dtype(q.dtype()), q.place());
   params.dtype = to_dtype(q.dtype());
   params.visit = attributes.visit;
-  params.q = to_tensor(in.q);
-  params.k = to_tensor(in.k);
-  params.v = to_tensor(in.v);
-  params.o = to_tensor(out);
+  params.q = to_tensor(q, scratch.aligned(q));
+  params.k = to_tensor(k, scratch.aligned(k));
+  params.v = to_tensor(v, scratch.aligned(v));
+  params.o = to_tensor(out, out.data());
   params.lse = lse.data();
   params.mask = to_mask(in, attributes, shape);
   params.dropout = to_dropout(in, attributes);
   params.softmax_scale = attributes.softmax_scale;
-  launch(q, params, kForward);
+  launch(q, params, kForward, scratch);
   return {out, lse};
 }
 
 // An output whose gradient nobody asked for gets no buffer in the parameters; Paddle still wants a tensor of
 // its shape, which it then drops.
 flashmask::Tensor to_gradient(const paddle::Tensor& gradient, bool needed) {
-  flashmask::Tensor result = to_tensor(gradient);
-  if (!needed) result.data = nullptr;
-  return result;
+  return to_tensor(gradient, needed ? const_cast<void*>(gradient.data()) : nullptr);
 }
 
 std::vector<paddle::Tensor> backward(const paddle::Tensor& q, const paddle::Tensor& k,
@@ -339,7 +377,8 @@ std::vector<paddle::Tensor> backward(const paddle::Tensor& q, const paddle::Tens
                                      int64_t softmax_scale_bits, int64_t dropout_p_bits, int visit,
                                      bool deterministic, bool needs_dq, bool needs_dk, bool needs_dv) {
   const DeviceGuard guard(q);
-  const Operands in{aligned(q), aligned(k), aligned(v), indices, dense_mask, seed_offset};
+  Scratch scratch;
+  const Operands in{q, k, v, indices, dense_mask, seed_offset};
   const Attributes attributes = to_attributes(causal, softmax_scale_bits, dropout_p_bits, visit);
   BackwardParams params{};
   params.shape = to_shape(in);
@@ -350,21 +389,20 @@ std::vector<paddle::Tensor> backward(const paddle::Tensor& q, const paddle::Tens
   PD_CHECK(lse.dtype() == lse_dtype(q.dtype()) &&
                lse.shape() == Dims({shape.batch, shape.heads_q, shape.seqlen_q}),
            "flashmask: lse has changed its shape or dtype since forward");
-  const paddle::Tensor given_out = aligned(out);
   paddle::Tensor dq = paddle::empty(q.shape(), q.dtype(), q.place());
   paddle::Tensor dk = paddle::empty(k.shape(), k.dtype(), k.place());
   paddle::Tensor dv = paddle::empty(v.shape(), v.dtype(), v.place());
   // In eager mode the gradient of an output that nothing used arrives uninitialised, and reading it crashes.
-  const paddle::Tensor given_dout = dout.initialized() ? aligned(dout) : zeros_like(out);
-  PD_CHECK(given_dout.dtype() == q.dtype() && given_dout.shape() == out.shape(),
+  const bool given = dout.initialized();
+  PD_CHECK(!given || (dout.dtype() == q.dtype() && dout.shape() == out.shape()),
            "flashmask: the gradient of the output must have its shape and dtype");
   params.dtype = to_dtype(q.dtype());
   params.visit = attributes.visit;
-  params.q = to_tensor(in.q);
-  params.k = to_tensor(in.k);
-  params.v = to_tensor(in.v);
-  params.o = to_tensor(given_out);
-  params.dout = to_tensor(given_dout);
+  params.q = to_tensor(q, scratch.aligned(q));
+  params.k = to_tensor(k, scratch.aligned(k));
+  params.v = to_tensor(v, scratch.aligned(v));
+  params.o = to_tensor(out, scratch.aligned(out));
+  params.dout = to_tensor(out, given ? scratch.aligned(dout) : scratch.zeros_like(out));
   params.dq = to_gradient(dq, needs_dq);
   params.dk = to_gradient(dk, needs_dk);
   params.dv = to_gradient(dv, needs_dv);
@@ -378,7 +416,7 @@ std::vector<paddle::Tensor> backward(const paddle::Tensor& q, const paddle::Tens
   params.dropout = to_dropout(in, attributes);
   params.softmax_scale = attributes.softmax_scale;
   params.deterministic = deterministic ? 1 : 0;
-  launch(q, params, kBackward);
+  launch(q, params, kBackward, scratch);
   return {dq, dk, dv};
 }
 

@@ -13,7 +13,10 @@ CPU the current one.
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -25,7 +28,7 @@ if not paddle.is_compiled_with_cuda():
 
 from helpers import Case, Inputs, Results, assert_matches_reference, make_inputs, plain_attention
 
-from paddle_flashmask import _ops, attention, flashmask_attention, masks
+from paddle_flashmask import _ops, attention, flashmask_attention, functional, masks, nn
 from paddle_flashmask.reference import attention_reference, attention_reference_backward, dropout_keep_mask
 
 pytestmark = pytest.mark.gpu
@@ -396,6 +399,54 @@ def test_results_on_a_side_stream():
     assert_same_bits(Results(to_host(out), to_host(lse), *gradients), expected)
 
 
+def test_other_streams_do_not_get_the_workspace_of_a_running_kernel():
+    """Whoever gets its memory on return, before the kernel has begun, writes to it behind the kernel."""
+    case = BY_NAME["2K"]
+    expected = run(case, deterministic=True)
+    x = make_inputs(case)
+    leaves = inputs_of(case, x)
+    indices, dout, dlse = to_device(x.indices), to_device(x.dout, case.dtype), to_device(x.dlse)
+    q, k, v = (to_device(np.zeros((1, 8192, 32, 128), np.float32), case.dtype) for _ in range(3))
+    paddle.device.cuda.synchronize()
+    side = paddle.device.cuda.Stream()
+    with paddle.device.cuda.stream_guard(side):
+        delays = [attention(q, k, v) for _ in range(40)]
+        out, lse = attention(
+            *leaves, startend_row_indices=indices, causal=x.causal, deterministic=True, return_lse=True
+        )
+        paddle.autograd.backward([out, lse], [dout, dlse])
+    garbage = [to_device(np.full(2**power, np.nan, np.float32)) for power in range(6, 22) for _ in range(4)]
+    assert not side.query(), "the kernels had run before the memory was written"
+    side.synchronize()
+    assert len(delays) + len(garbage) == 104  # all held until here
+    gradients = [to_host(leaf.grad) for leaf in leaves]
+    assert_same_bits(Results(to_host(out), to_host(lse), *gradients), expected)
+
+
+def test_the_workspace_is_reused():
+    """By the next call on the same stream, main or side: memory does not grow with calls."""
+    case = BY_NAME["2K"]
+    x = make_inputs(case)
+    indices, dout = to_device(x.indices), to_device(x.dout, case.dtype)
+
+    def step() -> None:
+        leaves = inputs_of(case, x)
+        out = attention(*leaves, startend_row_indices=indices, causal=x.causal)
+        paddle.autograd.backward([out], [dout])
+
+    side = paddle.device.cuda.Stream()
+    for stream in (paddle.device.cuda.current_stream(), side):
+        with paddle.device.cuda.stream_guard(stream):
+            step()
+            stream.synchronize()
+            before = paddle.device.cuda.memory_reserved(), paddle.device.cuda.memory_allocated()
+            for _ in range(20):
+                step()
+                stream.synchronize()
+            after = paddle.device.cuda.memory_reserved(), paddle.device.cuda.memory_allocated()
+        assert after == before
+
+
 @pytest.mark.parametrize("current", ["gpu:0", "cpu"])
 def test_tensors_of_another_device(current):
     """Launches go to the tensors' device, whichever is the current one, and that stays."""
@@ -482,6 +533,51 @@ class TestWhatPaddleMakes:
         gradients = [to_host(leaf.grad) for leaf in leaves]
         assert_right(Results(to_host(out), to_host(lse), *gradients), case, x)
 
+    def test_a_window_on_top_of_packed_documents(self, monkeypatch):
+        """Both count. The indices are combined on the CPU here: that takes kernels of Paddle's own."""
+        combine = functional.combine_window
+
+        def on_the_cpu(window: Any, indices: Any, causal: bool, q: Any, k: Any) -> Any:
+            return to_device(combine(window, indices.cpu(), causal, q.cpu(), k.cpu()).numpy())
+
+        monkeypatch.setattr(functional, "combine_window", on_the_cpu)
+        documents = masks.causal_document([31, 100, 69])
+        indices, causal = documents.to_startend_row_indices()
+        case = make_case("window on documents", mask="full")
+        window = np.tri(200, dtype=bool) & ~np.tri(200, k=-31, dtype=bool)
+        x = make_inputs(case)._replace(visible=documents.to_dense() & window)
+        leaves = inputs_of(case, x)
+        out, lse = flashmask_attention(
+            *leaves, to_device(indices), causal=causal, window_size=(30, 0), return_softmax_lse=True
+        )
+        paddle.autograd.backward([out, lse], [to_device(x.dout, case.dtype), to_device(x.dlse)])
+        gradients = [to_host(leaf.grad) for leaf in leaves]
+        assert_right(Results(to_host(out), to_host(lse), *gradients), case, x)
+
+    def test_a_layer_that_evaluates(self, rng):
+        """Without its dropout, with its mask."""
+        paddle.set_device("gpu:0")
+        paddle.set_default_dtype("float16")
+        try:
+            layer = nn.FlashMaskAttention(embed_dim=256, num_heads=4, num_kv_heads=2, dropout=0.5)
+            for parameter in layer.parameters():
+                parameter.set_value((rng.standard_normal(parameter.shape) / 16).astype(np.float16))
+        finally:
+            paddle.set_default_dtype("float32")
+            paddle.set_device("cpu")
+        documents = masks.causal_document([31, 100, 69])
+        hidden = to_device(rng.standard_normal((1, 200, 256)), "float16")
+        q, k, v = (
+            getattr(layer, f"{name}_proj")(hidden).reshape([1, 200, heads, 64])
+            for name, heads in (("q", 4), ("k", 2), ("v", 2))
+        )
+        assert np.abs(to_host(q)).max() > 1.0  # Paddle's matmul ran
+        expected = layer.out_proj(attention(q, k, v, mask=documents).reshape([1, 200, 256]))
+        layer.eval()
+        np.testing.assert_array_equal(to_host(layer(hidden, documents)), to_host(expected))
+        layer.train()
+        assert (to_host(layer(hidden, documents)) != to_host(expected)).any()
+
 
 class TestErrors:
     """What CUDA does not take is refused before a launch, in Python and once more in the operator."""
@@ -539,6 +635,16 @@ class TestErrors:
             attention(q, k, v)
         case = BY_NAME["causal"]
         assert_right(run(case), case)
+
+
+def test_the_library_leaves_no_symbol_undefined():
+    """Whatever C++ ABI and CUDA Paddle has: a fresh process looks every symbol up at once."""
+    code = "import ctypes, os, sys, paddle; ctypes.CDLL(sys.argv[1], mode=os.RTLD_NOW)"
+    library = Path(_ops.__file__).with_name("_C.so")
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(library)], stderr=subprocess.PIPE, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 def test_info_names_the_kernel(capsys):

@@ -369,6 +369,11 @@ class TestOperator:
                 {"visit": "dense", "dense_mask": tensor(1, 1, SK, SQ, dtype="bool")},
                 "dense_mask must be [Bm, Hm, Sq, Sk]",
             ),
+            (
+                {"dropout_p": 1.0, "seed_offset": tensor(2, dtype="int64")},
+                "dropout_p must be in [0, 1), got 1",
+            ),
+            ({"dropout_p": float("nan")}, "dropout_p must be in [0, 1), got nan"),
             ({"dropout_p": 0.5}, "dropout needs a seed, and a seed is for dropout"),
             ({"seed_offset": tensor(2, dtype="int64")}, "dropout needs a seed, and a seed is for dropout"),
             (
