@@ -42,7 +42,7 @@ def compile_changed(
     """Compile the sources that are newer than their objects; return all objects' paths.
 
     ``command`` gives a source's compiler and flags; ``inspect`` is called with a source and what its compiler
-    printed. Raises CalledProcessError on failure.
+    printed, now or when its object was made. Raises CalledProcessError on failure.
     """
     folder.mkdir(parents=True, exist_ok=True)
     watched = [*(kernel_sources.ROOT / name for name in headers), Path(kernel_sources.__file__)]
@@ -51,7 +51,8 @@ def compile_changed(
 
     def compile_one(source: Path) -> Path:
         target = folder / f"{source.parent.name}_{source.stem}.o"
-        if not target.exists() or target.stat().st_mtime < max(newest_header, source.stat().st_mtime):
+        log = target.with_suffix(".log")
+        if not target.exists() or not log.exists() or target.stat().st_mtime < max(newest_header, source.stat().st_mtime):
             done = subprocess.run(
                 [*command(source), *includes, "-c", str(source), "-o", str(target)],
                 stdout=subprocess.PIPE,
@@ -62,11 +63,8 @@ def compile_changed(
             if done.returncode:
                 sys.stderr.write(done.stdout)
                 done.check_returncode()
-            try:
-                inspect(source, done.stdout)
-            except Exception:
-                target.unlink()  # or the next run would take it as inspected
-                raise
+            log.write_text(done.stdout)
+        inspect(source, log.read_text())
         return target
 
     with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:

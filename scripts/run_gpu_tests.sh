@@ -5,6 +5,7 @@
 #
 #     scripts/run_gpu_tests.sh [processes at once, 8]
 #
+# A kernel that hangs ends its part after $FLASHMASK_TEST_SECONDS (1800).
 # $FLASHMASK_CUDA_LIBRARY and $FLASHMASK_CUDA_LIBRARY_80_ON_90 name libraries that are built already. Logs go to
 # outputs/gpu_tests. Fails if anything does.
 set -euo pipefail
@@ -50,7 +51,7 @@ list() {
 
 run() {
   local name=${1%% *} start=$SECONDS code=0
-  bash -c "${1#* }" > "$logs/$name.log" 2>&1 || code=$?
+  timeout "${FLASHMASK_TEST_SECONDS:-1800}" bash -c "${1#* }" > "$logs/$name.log" 2>&1 || code=$?
   local summary
   summary=$(grep -hE 'passed|failed|ERROR SUMMARY' "$logs/$name.log" | tail -n 1 || true)
   echo "$name: exit code $code, $((SECONDS - start)) s, $summary"

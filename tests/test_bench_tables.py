@@ -218,9 +218,16 @@ def test_samples_are_in_one_table_of_totals_and_not_in_one_each() -> None:
     text = report.render(rows, "sm80")
     assert text.count(", seed 0), forward") == 1
     assert "seed 1" not in text
-    published = text.partition(", sparsities as in the paper\n\n")[2]
-    assert "\n| share_question | 0.50 | 3 | 2.00 | 2.00 | 4.00 |" in published
-    assert "\n| causal | 0.50 | 1 |" in published
+    assert "\n| document | 0.50 | 3 | 2.00 | 2.00 | 4.00 |" in text
+    assert "share_question" not in text
+    text = report.render(rows, "sm80", published=True)
+    assert text.startswith("# sm80 kernels, sparsities as in the paper\n")
+    assert "\n| share_question | 0.50 | 3 | 2.00 | 2.00 | 4.00 |" in text
+    assert "\n| causal | 0.50 | 1 |" in text
+    assert "Bars" not in text
+    assert "- ours: 8K D=64 forward, 8K D=64 backward" in text.partition("\n### Not run\n\n")[2]
+    assert "8K D=128 forward (7 of 12 masks)" in text
+    assert "--setting" not in text
 
 
 def test_document_keeps_what_was_not_measured_again() -> None:
@@ -261,7 +268,7 @@ def test_document_says_what_was_not_run() -> None:
     assert "- ours, deterministic: anything\n" in text
     assert "- FA2:" not in text
     assert "- cuDNN: anything\n" in text
-    assert text.splitlines()[-1] == "- settings: `--setting magi`, `--setting published`"
+    assert text.splitlines()[-1] == "- settings: `--setting magi`"
 
 
 @pytest.mark.parametrize("commit", ["", "1234567 changed"])

@@ -27,7 +27,8 @@ def draw(results: Results, folder: Path) -> Iterator[Path]:
         totals = {shape: found for shape, found in totals.items() if found}
         if totals:
             folder.mkdir(parents=True, exist_ok=True)
-            path = folder / f"kernels_{results.kernels}_d{head_dim}.png"
+            published = any(_is_published(masks_of(results, shape)) for shape in totals)
+            path = folder / f"kernels_{results.kernels}_d{head_dim}{'_published' if published else ''}.png"
             _draw_panels(results, totals, path)
             yield path
 
@@ -55,6 +56,10 @@ def masks_of(results: Results, shape: Case) -> dict[str, str]:
 
     pairs = zip(TWELVE, PUBLISHED_TWELVE, strict=True)
     return {mask: published if measured(published) else mask for mask, published in pairs}
+
+
+def _is_published(masks: dict[str, str]) -> bool:
+    return any(mask != drawn for mask, drawn in masks.items())
 
 
 def _draw_panels(results: Results, totals: dict[Case, dict[str, dict[str, Total]]], path: Path) -> None:
@@ -91,8 +96,8 @@ def _draw_panels(results: Results, totals: dict[Case, dict[str, dict[str, Total]
         axis.set_xlim(-0.6, len(TWELVE) - 0.4)
         axis.set_ylabel("TFLOP/s")
         title = f"{length_name(shape.seqlen)}, head dim {shape.head_dim}, forward + backward, bfloat16"
-        published = any(mask != drawn for mask, drawn in masks_of(results, shape).items())
-        axis.set_title(f"{title}{', sparsities as in the paper' if published else ''}", fontsize=10)
+        published = ", sparsities as in the paper" if _is_published(masks_of(results, shape)) else ""
+        axis.set_title(f"{title}{published}", fontsize=10)
         axis.spines[["top", "right"]].set_visible(False)
     first = max(totals, key=lambda shape: len(totals[shape]))
     legend = axes[list(totals).index(first), 0].get_legend_handles_labels()

@@ -103,7 +103,9 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     parser.add_argument(
         "--library", dest="binary", type=Path, default=ROOT / "build" / "libflashmask_cuda.so"
     )
-    parser.add_argument("--csv", type=Path, help="default: docs/results/kernels_<kernels>.csv")
+    parser.add_argument(
+        "--csv", type=Path, help="default: docs/results/kernels_<kernels>.csv, published: ..._published.csv"
+    )
     parser.add_argument("--resume", action="store_true", help="leave out what the CSV file has")
     parser.add_argument("--commit", help="recorded with the rows; by default git is asked")
     add_prepare_argument(parser)
@@ -124,7 +126,8 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
         arguments.peers = arguments.peers or ["fa2"]
     if arguments.csv is None:
         folder = ROOT / "outputs" if arguments.quick else ROOT / "docs" / "results"
-        arguments.csv = folder / f"kernels_{arguments.kernels}.csv"
+        suffix = "_published" if arguments.setting == "published" else ""
+        arguments.csv = folder / f"kernels_{arguments.kernels}{suffix}.csv"
     return arguments, command
 
 
@@ -174,7 +177,7 @@ def main() -> None:
         print(*figures, sep="\n")
     if arguments.markdown is not None:
         arguments.markdown.parent.mkdir(parents=True, exist_ok=True)
-        text = report.render(rows, arguments.kernels)
+        text = report.render(rows, arguments.kernels, published=arguments.setting == "published")
         arguments.markdown.write_text(with_figures(text, arguments.markdown, list(dict.fromkeys(figures))))
     for card in cards or report.cards(rows, arguments.kernels):
         results = report.Results(rows, arguments.kernels, card)

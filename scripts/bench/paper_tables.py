@@ -14,7 +14,6 @@ from cells import (
     MAGI_KV_HEADS,
     MAGI_MASKS,
     PEER_NAMES,
-    PUBLISHED_TWELVE,
     TWELVE,
     Case,
     Row,
@@ -82,18 +81,8 @@ def paper_shapes(results: Results) -> list[Case]:
     return sorted(shapes, key=lambda case: (case.head_dim, case.seqlen))
 
 
-def total_tables(results: Results) -> Iterator[str]:
-    """Return the paper's table for each shape: both passes and their total, and the gain over each peer.
-
-    Once for the registry's masks, and once for those of the paper's sparsities where they were measured.
-    """
-    published = any(row.case.mask in PUBLISHED for row in results.rows)
-    yield from _total_tables(results, TWELVE, "")
-    if published:
-        yield from _total_tables(results, PUBLISHED_TWELVE, ", sparsities as in the paper")
-
-
-def _total_tables(results: Results, masks: Sequence[str], what: str) -> Iterator[str]:
+def total_tables(results: Results, masks: Sequence[str] = TWELVE) -> Iterator[str]:
+    """Return the paper's table for each shape: both passes and their total, and the gain over each peer."""
     for shape in paper_shapes(results):
         lines, peers = [], []
         for mask in masks:
@@ -131,9 +120,7 @@ def _total_tables(results: Results, masks: Sequence[str], what: str) -> Iterator
         header += [f"{PEER_NAMES[name]} total TFLOP/s (gain)" for name in peers]
         table = [cells + [_gain(found.get(name)) for name in peers] for cells, found in lines]
         sizes = f"B = {shape.batch}, H = {shape.heads}"
-        title = (
-            f"### Forward and backward, D = {shape.head_dim}, S = {length_name(shape.seqlen)} ({sizes}){what}"
-        )
+        title = f"### Forward and backward, D = {shape.head_dim}, S = {length_name(shape.seqlen)} ({sizes})"
         yield f"{title}\n\n{markdown_table(header, table)}"
 
 

@@ -17,6 +17,7 @@ from cells import (
     LONG_DOCUMENTS,
     PEER_MASKS,
     PEER_NAMES,
+    PUBLISHED_TWELVE,
     TRAINING_PEERS,
     TWELVE,
     Case,
@@ -29,7 +30,7 @@ from cells import (
     paper_case,
     search_case,
 )
-from paper_data import PUBLISHED
+from paper_data import PUBLISHED_SUFFIX
 from paper_tables import magi_tables, total_tables
 from results import Bar, Results, at_least, document, failures, length_name, markdown_table, not_run
 
@@ -168,10 +169,13 @@ def cards(rows: Iterable[Row], kernels: str) -> list[str]:
     return list(dict.fromkeys(row.run.card for row in rows if row.run.kernels == kernels))
 
 
-def render(rows: Sequence[Row], kernels: str) -> str:
-    """Return everything that was measured with one architecture's kernels as a Markdown document."""
+def render(rows: Sequence[Row], kernels: str, *, published: bool = False) -> str:
+    """Return everything that was measured with one architecture's kernels as a Markdown document.
+
+    ``published``: the rows are those of that setting, of which there are the tables of totals alone.
+    """
     parts = [
-        f"# {kernels} kernels",
+        f"# {kernels} kernels{', sparsities as in the paper' if published else ''}",
         "Written by scripts/bench/kernels.py from the CSV file beside it. bfloat16; q, k, v are normal; "
         "one mask for all samples and heads. Times are medians of runs (how many, after how many "
         "warm-ups: in that file) with a cold L2, in turns with peers and with a large matmul, masks one "
@@ -182,8 +186,12 @@ def render(rows: Sequence[Row], kernels: str) -> str:
     ]
     for card in cards(rows, kernels):
         results = Results(rows, kernels, card)
-        parts += [f"## {card}", provenance(results.rows), "### Bars", render_bars(results)]
-        parts += _tables(results)
+        parts += [f"## {card}", provenance(results.rows)]
+        if published:
+            parts += [*total_tables(results, PUBLISHED_TWELVE), failures_of(results)]
+            parts.append(not_run(left_out(results, PUBLISHED_TWELVE), level=3))
+            continue
+        parts += ["### Bars", render_bars(results), *_tables(results)]
         parts.append(not_run(left_out(results), level=3))
         for earlier in not_measured_again(rows, results):
             parts += [
@@ -212,14 +220,15 @@ def _tables(results: Results) -> list[str]:
     ]
 
 
-def left_out(results: Results) -> dict[str, list[str]]:
-    """Return, by implementation, where masks of the paper's setting were not run; and other settings."""
+def left_out(results: Results, twelve: Sequence[str] = TWELVE) -> dict[str, list[str]]:
+    """Return, by implementation, where which of the twelve masks were not run; and other settings."""
     tried = {(row.implementation, row.case, row.direction) for row in results.rows}
     names = {results.kernels: "ours", deterministic(results.kernels): "ours, deterministic"}
     names |= {name: PEER_NAMES[name] for name in TRAINING_PEERS}
     places: dict[str, list[str]] = {}
     for name, label in names.items():
-        masks = PEER_MASKS.get(name, TWELVE)
+        known = PEER_MASKS.get(name, TWELVE)
+        masks = [mask for mask in twelve if mask.removesuffix(PUBLISHED_SUFFIX) in known]
         if not any(name == row.implementation and row.case.mask in masks for row in results.rows):
             places[label] = ["anything"]
             continue
@@ -230,9 +239,8 @@ def left_out(results: Results) -> dict[str, list[str]]:
             if count < len(masks):
                 part = f" ({len(masks) - count} of {len(masks)} masks)" if count else ""
                 places[label].append(f"{length_name(seqlen)} D={head_dim} {direction}{part}")
-    settings = {"magi": any(row.case.kv_heads for row in results.rows)}
-    settings["published"] = any(row.case.mask in PUBLISHED for row in results.rows)
-    places["settings"] = [f"`--setting {name}`" for name, found in settings.items() if not found]
+    magi = any(row.case.kv_heads for row in results.rows) or twelve is not TWELVE
+    places["settings"] = [] if magi else ["`--setting magi`"]
     return places
 
 
