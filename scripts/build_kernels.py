@@ -52,7 +52,8 @@ def compile_changed(
     def compile_one(source: Path) -> Path:
         target = folder / f"{source.parent.name}_{source.stem}.o"
         log = target.with_suffix(".log")
-        if not target.exists() or not log.exists() or target.stat().st_mtime < max(newest_header, source.stat().st_mtime):
+        newest = max(newest_header, source.stat().st_mtime)
+        if not (target.exists() and log.exists()) or target.stat().st_mtime < newest:
             done = subprocess.run(
                 [*command(source), *includes, "-c", str(source), "-o", str(target)],
                 stdout=subprocess.PIPE,

@@ -78,9 +78,7 @@ class Slots(NamedTuple):
 
 def clamp(start: Any, end: Any, seqlen_q: int) -> Interval:
     """Integers of any width as an interval of rows in [0, Sq], or the empty one."""
-    low, high = np.broadcast_arrays(
-        np.clip(start, 0, seqlen_q).astype(np.int32), np.clip(end, 0, seqlen_q).astype(np.int32)
-    )
+    low, high = (np.clip(bound, 0, seqlen_q).astype(np.int32, copy=False) for bound in (start, end))
     return _or_empty(low, high)
 
 
@@ -104,6 +102,8 @@ def merge(intervals: list[Interval], limit: int) -> tuple[list[Interval], NDArra
     Returns:
         ``limit`` intervals, and where the columns are that need more, bool ``[B, H, Sk]``.
     """
+    if len(intervals) == limit == 2:  # most masks: in a third of the time
+        return _merge_two(*intervals)
     starts = np.stack([interval.start for interval in intervals])
     ends = np.stack([interval.end for interval in intervals])
     pieces = []
@@ -115,6 +115,16 @@ def merge(intervals: list[Interval], limit: int) -> tuple[list[Interval], NDArra
         pieces.append(Interval(start, end))
         starts[starts <= end] = EMPTY_START
     return pieces, (starts != EMPTY_START).any(axis=0)
+
+
+def _merge_two(one: Interval, other: Interval) -> tuple[list[Interval], NDArray[np.bool_]]:
+    swapped = other.start < one.start
+    first_end = np.where(swapped, other.end, one.end)
+    second = Interval(np.maximum(one.start, other.start), np.where(swapped, one.end, other.end))
+    touch = second.start <= first_end
+    joined_end = np.where(touch, np.maximum(first_end, second.end), first_end)
+    first = Interval(np.minimum(one.start, other.start), joined_end)
+    return [first, second.where(~touch)], np.zeros_like(touch)
 
 
 def assign_slots(first: Interval, second: Interval, seqlen_q: int) -> Slots:
