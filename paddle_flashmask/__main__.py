@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import math
 import os
 import platform
 import sys
@@ -72,7 +73,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         "--masks", nargs="+", metavar="MASK", help="names of masks; default: the paper's twelve"
     )
     bench_parser.add_argument(
-        "--seconds", type=float, default=120.0, help="to take, about; default: %(default)g"
+        "--seconds", type=_seconds, default=120.0, help="to take, about; default: %(default)g"
     )
     bench_parser.set_defaults(
         run=lambda options: bench(
@@ -85,6 +86,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         status: int = options.run(options)
     except ValueError as error:
         parser.error(str(error))
+    except MemoryError as error:
+        print(f"out of memory: {error}")
+        return 1
     return status
 
 
@@ -225,12 +229,16 @@ def choose_kernel(
         dropout: with dropout.
         deterministic: in deterministic mode.
     """
+    from paddle_flashmask import _ops
+
     batch, seqlen_q, seqlen_k, heads_q = shape[:4]
     if 0 in (batch, seqlen_q, heads_q):
         return "none needed", "there is no query row: the result is empty"
     if seqlen_k == 0:
         return "none needed", "there is no key: zeros, and lse -inf"
     if device == "cpu":
+        if not _ops.cpu_threads():
+            return None, _cpu_threads()
         accumulator = "float64" if dtype == "float64" else "float32"
         return "cpu", f"tensors on a CPU; sums in {accumulator}"
     return _choose_cuda_kernel(shape, dtype, dropout=dropout, deterministic=deterministic)
@@ -317,6 +325,17 @@ def _shape(text: str) -> tuple[int, ...]:
             f"expected heads and dims above 0 and Hk a divisor of Hq, got {text}"
         )
     return tuple(sizes) if len(sizes) == 7 else (*sizes, sizes[5])
+
+
+def _seconds(text: str) -> float:
+    """A finite number of seconds, 0 or more."""
+    try:
+        seconds = float(text)
+    except ValueError:
+        seconds = math.nan
+    if not 0.0 <= seconds < math.inf:
+        raise argparse.ArgumentTypeError(f"expected a number of seconds, got {text}")
+    return seconds
 
 
 def _print_table(lines: dict[str, str]) -> None:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import argparse
 import os
 import re
+import shlex
 import shutil
 import subprocess
 import sys
@@ -39,10 +40,11 @@ def compile_changed(
     jobs: int | None,
     inspect: Callable[[Path, str], None] = lambda source, log: None,
 ) -> list[Path]:
-    """Compile the sources that are newer than their objects; return all objects' paths.
+    """Compile sources that are newer than their objects or whose command changed; return all objects' paths.
 
     ``command`` gives a source's compiler and flags; ``inspect`` is called with a source and what its compiler
-    printed, now or when its object was made. Raises CalledProcessError on failure.
+    printed, now or when its object was made: the log beside each object, below the command. Raises
+    CalledProcessError on failure.
     """
     folder.mkdir(parents=True, exist_ok=True)
     watched = [*(kernel_sources.ROOT / name for name in headers), Path(kernel_sources.__file__)]
@@ -52,20 +54,21 @@ def compile_changed(
     def compile_one(source: Path) -> Path:
         target = folder / f"{source.parent.name}_{source.stem}.o"
         log = target.with_suffix(".log")
+        making = target.with_suffix(".making.o")  # an interrupted compiler leaves no object
+        build = [*command(source), *includes, "-c", str(source), "-o", str(making)]
+        first_line = f"{shlex.join(build)}\n"
         newest = max(newest_header, source.stat().st_mtime)
-        if not (target.exists() and log.exists()) or target.stat().st_mtime < newest:
+        is_made = target.exists() and log.exists() and target.stat().st_mtime >= newest
+        if not (is_made and log.read_text().startswith(first_line)):
             done = subprocess.run(
-                [*command(source), *includes, "-c", str(source), "-o", str(target)],
-                stdout=subprocess.PIPE,
-                stderr=subprocess.STDOUT,
-                text=True,
-                check=False,
+                build, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False
             )
             if done.returncode:
                 sys.stderr.write(done.stdout)
                 done.check_returncode()
-            log.write_text(done.stdout)
-        inspect(source, log.read_text())
+            log.write_text(first_line + done.stdout)
+            making.replace(target)
+        inspect(source, log.read_text().removeprefix(first_line))
         return target
 
     with ThreadPoolExecutor(jobs or os.cpu_count()) as pool:
@@ -139,6 +142,14 @@ def build_cuda(
     return library
 
 
+def _count(text: str) -> int:
+    """Parse a number of things, 1 at least."""
+    count = int(text)
+    if count < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, got {text}")
+    return count
+
+
 def main() -> None:
     """Parse the command line and build."""
     parser = argparse.ArgumentParser(
@@ -155,7 +166,7 @@ def main() -> None:
         help="GPU architectures",
     )
     parser.add_argument("--no-spills", action="store_true", help="fail when a kernel spills registers")
-    parser.add_argument("--jobs", type=int, help="compilers at once; default: one per core")
+    parser.add_argument("--jobs", type=_count, help="compilers at once; default: one per core")
     parser.add_argument("--output", type=Path, default=Path("build"), help="folder of the libraries")
     arguments = parser.parse_args()
     if not arguments.cpu and not arguments.cuda:

@@ -270,6 +270,8 @@ def test_what_got_slower_is_named(tmp_path: Path) -> None:
     before = measured(1.0, 0.80)
     path = regress.path_of("sm90", RUN.card, tmp_path)
     assert path.name == "sm90_nvidia_h200.csv"
+    published = regress.path_of("sm90", RUN.card, tmp_path, published=True)
+    assert published.name == "sm90_nvidia_h200_published.csv"
     assert regress.read(path) == {}
     regress.write(path, before)
     stored = regress.read(path)
@@ -282,6 +284,15 @@ def test_what_got_slower_is_named(tmp_path: Path) -> None:
         f"faster by 12.5 %: {case} / matmul beside flex (0.800 before, 0.900 now)",
     ]
     assert [*regress.compare(stored, {})] == []
+
+
+@pytest.mark.parametrize("milliseconds", ["nan", "0", "inf", "", "x"])
+def test_a_time_that_is_none_is_refused(milliseconds: str, tmp_path: Path) -> None:
+    path = tmp_path / "x.csv"
+    cells.append_rows(path, [kernel_row("sm90", 1.5)])
+    path.write_text(path.read_text().replace(",1.5,", f",{milliseconds},", 1))
+    with pytest.raises(ValueError, match=r"x\.csv, line 2: "):
+        cells.read_rows(path)
 
 
 @pytest.mark.parametrize("store", [False, True])

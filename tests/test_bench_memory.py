@@ -51,8 +51,8 @@ def test_memory_is_written_down(tmp_path: Path) -> None:
         memory_row("layer", "ours", 4096, "peak of a layer", 2**30),
     ]
     text = memory.render(rows)
-    assert "| 4K | 0.0156 |  |  |  | 16 | 32 | 1 |" in text
-    assert "| 4K | 32 | out of memory |  |" in text
+    assert "| 4K | 16 KiB |  |  |  | 16 MiB | 32 MiB | 1 MiB |" in text
+    assert "| 4K | 32 MiB | out of memory |  |" in text
     assert "| 4K | 1.50 | out of memory |  |" in text
     assert "| 4K | 0.25 |  |" in text
     assert "| 4K | 8.00 | 1.00 |  |  | 1.00 | 10.00 |" in text
@@ -72,7 +72,7 @@ def test_memory_is_written_down(tmp_path: Path) -> None:
     ]
     text = memory.render(every)
     assert "Not run" not in text
-    assert "| 4K | no room | no room | no room | no room | 16 | 32 | no room |" in text
+    assert "| 4K | no room | no room | no room | no room | 16 MiB | 32 MiB | no room |" in text
     assert "| 4K |  |  | no room |  | no room |  |" in text
     pytest.importorskip("matplotlib")
     memory.draw(rows, tmp_path / "x.png")
@@ -142,7 +142,7 @@ def test_of_memory_what_is_asked_for_and_left_is_measured(tmp_path: Path) -> Non
     # What failed and was mended is written as what it is now; of failures, the last.
     rows = [memory_row("peak", "flex", 4096, "", 0, note) for note in ("no", "never")]
     assert "| 4K |  |  | never |" in memory.render(rows)
-    assert "| 4K |  |  | 2 |" in memory.render([*rows, memory_row("peak", "flex", 4096, "peak", 2**21)])
+    assert "| 4K |  |  | 2 MiB |" in memory.render([*rows, memory_row("peak", "flex", 4096, "peak", 2**21)])
 
 
 class DyingWorker(memory.Worker):

@@ -258,7 +258,10 @@ _PARSE = {field.name: {"str": str, "int": int, "float": float}[str(field.type)] 
 
 
 def read_rows(path: Path) -> list[Row]:
-    """Read a CSV file; no rows when there is none. Raises ValueError when its columns are others."""
+    """Read a CSV file; no rows when there is none.
+
+    Raises ValueError when its columns are others, or a time is none.
+    """
     if not path.exists():
         return []
 
@@ -268,10 +271,17 @@ def read_rows(path: Path) -> list[Row]:
     with path.open(newline="") as file:
         reader = csv.DictReader(file)
         _check_header(path, reader.fieldnames)
-        return [
-            Row(Run(**pick(line, fields(Run))), Case(**pick(line, fields(Case))), **pick(line, _OWN_FIELDS))
-            for line in reader
-        ]
+        rows = []
+        for line in reader:
+            try:
+                run, case = Run(**pick(line, fields(Run))), Case(**pick(line, fields(Case)))
+                row = Row(run, case, **pick(line, _OWN_FIELDS))
+            except (TypeError, ValueError) as error:
+                raise ValueError(f"{path}, line {reader.line_num}: {error}") from error
+            if row.ok and not 0.0 < row.milliseconds < math.inf:
+                raise ValueError(f"{path}, line {reader.line_num}: {row.milliseconds} milliseconds")
+            rows.append(row)
+        return rows
 
 
 def append_rows(path: Path, rows: Iterable[Row]) -> None:

@@ -84,10 +84,10 @@ def _draw_panels(results: Results, totals: dict[Case, dict[str, dict[str, Total]
                 color=OURS if own else COLORS.get(name),
             )
         for mask, sums in by_name.get("flex", {}).items():
-            own_rate = by_name[results.kernels][mask].rate(*DIRECTIONS)
+            highest = max(found[mask].rate(*DIRECTIONS) for found in by_name.values() if mask in found)
             axis.annotate(
                 f"{100 * (sums.gain - 1):+.0f} %",
-                (TWELVE.index(mask), own_rate),
+                (TWELVE.index(mask), highest),
                 ha="center",
                 va="bottom",
                 fontsize=8,

@@ -81,8 +81,10 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
     parser.add_argument("--lengths", nargs="+", type=int, default=DEFAULT_LENGTHS)
-    parser.add_argument("--layers", type=int, default=0, help="default: as many as fit")
-    parser.add_argument("--bins", type=int, default=10, help="of sparsity; one step of each is run")
+    parser.add_argument("--layers", type=provenance.count, default=0, help="default: as many as fit")
+    parser.add_argument(
+        "--bins", type=provenance.count, default=10, help="of sparsity; one step of each is run"
+    )
     parser.add_argument("--retry", action="store_true", help="what failed in an earlier call too")
     add_prepare_argument(parser)
     return provenance.parse(parser, "end_to_end.py")
@@ -391,9 +393,10 @@ def render(rows: Rows) -> str:
         "Written by scripts/bench/end_to_end.py from the CSV file beside it; its --help says what a step is. "
         "bfloat16, one sequence a step, full recompute. Our kernels are driven from torch, like the others: "
         "no CUDA build of Paddle on PyPI has Hopper code. In brackets: how many times as fast ours is. "
-        f"{LABELS['dense']} and {LABELS['vanilla']} compute the whole matrix, so one step of theirs stands "
-        "for all. Tokens/s are those of so many layers, not of the whole model: the fewer there are, the "
-        "more of a step making the mask ready takes.",
+        "Of a task's 240 samples one step per bin of sparsity was run, which counts as often as its bin has "
+        f"samples; {LABELS['dense']} and {LABELS['vanilla']} compute the whole matrix, so one step of theirs "
+        "stands for all. Tokens/s are those of so many layers, not of the whole model: the fewer there are, "
+        "the more of a step making the mask ready takes.",
         _losses(rows),
         describe(rows),
     ]
@@ -402,8 +405,10 @@ def render(rows: Rows) -> str:
             how = "LoRA" if task == "lora" else "all weights"
             parts += [f"## {task}, {layers} layers of Llama-2-7B, {how}", _task_table(rows, task, layers)]
     tried = {(row["task"], row["method"], int(row["seqlen"])) for row in rows}
-    left_out = {
-        f"{task}, {LABELS[method]}": [length_name(n) for n in LENGTHS if (task, method, n) not in tried]
+    lengths = [n for n in LENGTHS if any(n == seqlen for *_, seqlen in tried)]
+    left_out = {"everything": [length_name(n) for n in LENGTHS if n not in lengths]}
+    left_out |= {
+        f"{task}, {LABELS[method]}": [length_name(n) for n in lengths if (task, method, n) not in tried]
         for task in TASKS
         for method in METHODS
     }

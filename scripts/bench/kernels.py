@@ -168,6 +168,9 @@ def main() -> None:
     rows = read_rows(arguments.csv)
     if not report.cards(rows, arguments.kernels):
         sys.exit(f"{arguments.csv}: no rows of {arguments.kernels}, nothing is written")
+    published = arguments.setting == "published"
+    if published and not any(row.case.mask in PUBLISHED for row in rows):
+        sys.exit(f"{arguments.csv}: no rows of the published setting, nothing is written")
     figures: list[Path] = []
     if arguments.charts is not None:
         import charts  # needs matplotlib
@@ -177,8 +180,10 @@ def main() -> None:
         print(*figures, sep="\n")
     if arguments.markdown is not None:
         arguments.markdown.parent.mkdir(parents=True, exist_ok=True)
-        text = report.render(rows, arguments.kernels, published=arguments.setting == "published")
+        text = report.render(rows, arguments.kernels, published=published)
         arguments.markdown.write_text(with_figures(text, arguments.markdown, list(dict.fromkeys(figures))))
+    if published:
+        return  # the bars are of the other setting
     for card in cards or report.cards(rows, arguments.kernels):
         results = report.Results(rows, arguments.kernels, card)
         tables = [*report.mask_tables(results)] if arguments.quick else []

@@ -391,9 +391,13 @@ def failure_of(rows: Rows, part: str, name: str, seqlen: int) -> str:
     return brief(notes[-1]) if notes else ""
 
 
-def mebibytes(value: float) -> str:
-    """Bytes as MiB with three digits."""
-    return f"{value / 2**20:.3g}"
+def size_name(value: float) -> str:
+    """Bytes with three digits and a unit."""
+    for unit in ("B", "KiB", "MiB", "GiB"):
+        if value < 999.5:
+            return f"{value:.3g} {unit}"
+        value /= 1024
+    return f"{value:.3g} TiB"
 
 
 def values(rows: Rows, part: str, name: str, quantity: str) -> dict[int, float]:
@@ -409,7 +413,7 @@ def render(rows: Rows) -> str:
         "# Memory and the cost of a mask",
         "Written by scripts/bench/memory.py from the CSV file beside it; peak memory is what torch's "
         "allocator held at most, in bfloat16. Sequences are up to 64 causal documents of equal length, but "
-        "for the masks of the first table. MiB, unless another unit is named.",
+        "for the masks of the first table.",
         describe(rows),
     ]
     lengths = lengths_of(rows, "mask")
@@ -419,13 +423,13 @@ def render(rows: Rows) -> str:
         lines = []
         for n in lengths:
             ours, theirs = (failure_of(rows, "mask", name, n) for name in NAMES_OF["mask"])
-            cells = [mebibytes(by_mask[name][n]) if n in by_mask[name] else ours for name in SHOWN_MASKS]
-            cells += [mebibytes(n * n), mebibytes(2 * n * n)]
-            lines.append([length_name(n), *cells, mebibytes(flex[n]) if n in flex else theirs])
+            cells = [size_name(by_mask[name][n]) if n in by_mask[name] else ours for name in SHOWN_MASKS]
+            cells += [size_name(n * n), size_name(2 * n * n)]
+            lines.append([length_name(n), *cells, size_name(flex[n]) if n in flex else theirs])
         header = ["tokens", *SHOWN_MASKS, "dense boolean", "dense bfloat16", "FlexAttention's blocks"]
         text = "Dense masks are computed: one or two bytes per element. causal and full need no indices."
         parts += ["## Bytes of a mask", text, markdown_table(header, lines)]
-    table = table_of(rows, "peak", "peak", mebibytes)
+    table = table_of(rows, "peak", "peak", size_name)
     if table:
         text = f"One sample, {HEADS} heads of {HEAD_DIM}; beyond q, k, v and the output's gradient. dense: "
         text += "torch's scaled_dot_product_attention with a boolean mask, by the kernel that torch chooses."
@@ -435,7 +439,8 @@ def render(rows: Rows) -> str:
     table = table_of(rows, "batch", "new mask", "{:.2f}".format)
     if table:
         text = "Milliseconds from document lengths to a mask on the device: ours, indices made by NumPy and "
-        text += "copied; FlexAttention's, create_block_mask, compiled before."
+        text += "copied; FlexAttention's, create_block_mask, compiled before, at "
+        text += f"{', '.join(map(length_name, COLD_LENGTHS))}."
         parts += [
             "## A new batch",
             text,

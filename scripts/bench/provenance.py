@@ -11,6 +11,7 @@ import importlib.util
 import os
 import shlex
 import subprocess
+import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import partial
@@ -19,7 +20,7 @@ from typing import Any
 
 from cells import ROOT, Run, hash_sources
 
-RESULTS = ROOT / "docs" / "results"
+RESULTS, OUTPUTS = ROOT / "docs" / "results", ROOT / "outputs"
 UNRECORDED = ("csv", "markdown", "figure", "charts", "resume", "commit", "binary", "prepare", "no_report")
 RUN_COLUMNS = [field.name for field in fields(Run)]
 
@@ -141,13 +142,24 @@ def describe(rows: Sequence[Mapping[str, str]]) -> str:
     return "\n".join(lines)
 
 
+def count(text: str) -> int:
+    """Parse a number of things, 1 at least, from the command line."""
+    number = int(text)
+    if number < 1:
+        raise argparse.ArgumentTypeError(f"expected 1 or more, got {text}")
+    return number
+
+
 def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
     """Add the options that every experiment has; results are called ``name``."""
     parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: to try it out")
     parser.add_argument("--kernels", default="cuda", choices=["sm80", "sm90", "cuda"], help="cuda: the best")
     parser.add_argument("--library", dest="binary", type=Path, help="default: build/libflashmask_<device>.so")
     parser.add_argument("--commit", help="recorded with the rows; by default git is asked")
-    parser.add_argument("--csv", type=Path, default=RESULTS / f"{name}.csv", help="default: %(default)s")
+    parser.add_argument(
+        "--csv", type=Path, help=f"default: docs/results/{name}.csv, on a CPU outputs/{name}.csv"
+    )
+    parser.set_defaults(experiment=name)
     parser.add_argument("--markdown", type=Path, help="default: the CSV file's name, .md")
     parser.add_argument(
         "--figure", type=Path, help="default: docs/images/<name>.png for the default CSV file"
@@ -163,7 +175,9 @@ def parse(parser: argparse.ArgumentParser, script: str) -> tuple[argparse.Namesp
     arguments = parser.parse_args()
     command = recorded_command(script, parser, arguments)
     arguments.binary = arguments.binary or ROOT / "build" / f"libflashmask_{arguments.device}.so"
-    in_docs = arguments.csv == parser.get_default("csv")
+    default = (RESULTS if arguments.device == "cuda" else OUTPUTS) / f"{arguments.experiment}.csv"
+    arguments.csv = arguments.csv or default
+    in_docs = arguments.csv.parent.resolve() == RESULTS.resolve()
     images = ROOT / "docs" / "images" if in_docs else arguments.csv.parent
     arguments.figure = arguments.figure or images / arguments.csv.with_suffix(".png").name
     arguments.markdown = arguments.markdown or arguments.csv.with_suffix(".md")
@@ -184,8 +198,7 @@ def report(
     if len(rows) < len(every):
         print(f"{len(every) - len(rows)} rows of other cards or sources than the newest one's are left out")
     if not rows:
-        print(f"{arguments.csv}: nothing was measured")
-        return
+        sys.exit(f"{arguments.csv}: nothing was measured, nothing is written")
     text = render(rows)
     print(text)
     if importlib.util.find_spec("matplotlib") is None:

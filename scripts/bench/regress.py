@@ -25,6 +25,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cells import DIRECTIONS, PEER_NAMES, ROOT, Case, deterministic, read_rows
+from paper_data import PUBLISHED
 from report import cards
 from results import Results, length_name
 
@@ -78,9 +79,10 @@ def ratios(results: Results) -> Ratios:
     return found
 
 
-def path_of(kernels: str, card: str, folder: Path = FOLDER) -> Path:
-    """Return where the ratios of kernels on a card are kept."""
-    return folder / f"{kernels}_{re.sub(r'[^a-z0-9]+', '_', card.lower()).strip('_')}.csv"
+def path_of(kernels: str, card: str, folder: Path = FOLDER, *, published: bool = False) -> Path:
+    """Return where the ratios of kernels on a card are kept; ``published``: those of that setting."""
+    suffix = "_published" if published else ""
+    return folder / f"{kernels}_{re.sub(r'[^a-z0-9]+', '_', card.lower()).strip('_')}{suffix}.csv"
 
 
 def read(path: Path) -> Ratios:
@@ -136,14 +138,20 @@ def main() -> None:
     )
     parser.add_argument("--tolerance", type=float, default=TOLERANCE, help="default: %(default)s")
     arguments = parser.parse_args()
-    rows = read_rows(arguments.csv)
+    if not 0.0 <= arguments.tolerance < 1.0:
+        parser.error(f"--tolerance: expected a number from 0 to 1, got {arguments.tolerance}")
+    try:
+        rows = read_rows(arguments.csv)
+    except (OSError, ValueError) as error:
+        parser.error(str(error))
     if not rows:
         parser.error(f"{arguments.csv}: there are no rows")
     slower = failed = again = 0
     for kernels in dict.fromkeys(row.run.kernels for row in rows):
         for card in cards(rows, kernels):
-            path = path_of(kernels, card, arguments.ratios)
             results = Results(rows, kernels, card)
+            published = any(row.case.mask in PUBLISHED for row in results.rows)
+            path = path_of(kernels, card, arguments.ratios, published=published)
             stored, measured = read(path), ratios(results)
             changes = sorted(compare(stored, measured, arguments.tolerance))
             slower += sum(change < 1 for change, _ in changes)

@@ -182,7 +182,10 @@ def render(rows: Sequence[Row], kernels: str, *, published: bool = False) -> str
         "after the other; ours include what is done with the mask. Results were checked before timing. "
         "TFLOP/s = 4 S² D H B (1 - rho) / time forward, 2.5 times that backward; rho = fully masked "
         "128x128 tiles / all; area = visible elements / all; `of matmul` = share of an 8192³ bfloat16 "
-        "product's TFLOP/s. In brackets: how many times as fast as that peer ours is.",
+        "product's TFLOP/s. In brackets: how many times as fast as that peer ours is. On a card at its power "
+        "limit the clock follows what all that take turns need: rates of the same kernels differ by a tenth "
+        "and more between runs beside different peers, and a matmul beside them can be slower than alone. So "
+        "ratios are of one run each, and rates are to be compared within a run.",
     ]
     for card in cards(rows, kernels):
         results = Results(rows, kernels, card)

@@ -80,11 +80,15 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     provenance.add_arguments(parser, "sparsity")
     kinds = list(SPARSITY_SETTINGS)
     parser.add_argument("--masks", nargs="+", default=kinds, choices=kinds)
-    parser.add_argument("--per-bucket", type=int, help="samples; default: the paper's 182, 175, 374 in all")
-    parser.add_argument("--seqlen", type=int, default=32768)
-    parser.add_argument("--heads", type=int, default=32)
-    parser.add_argument("--head-dim", type=int, default=128)
-    parser.add_argument("--repetitions", type=int, default=5, help="after one warm-up; the median counts")
+    parser.add_argument(
+        "--per-bucket", type=provenance.count, help="samples; default: the paper's 182, 175, 374 in all"
+    )
+    parser.add_argument("--seqlen", type=provenance.count, default=32768)
+    parser.add_argument("--heads", type=provenance.count, default=32)
+    parser.add_argument("--head-dim", type=provenance.count, default=128)
+    parser.add_argument(
+        "--repetitions", type=provenance.count, default=5, help="after one warm-up; the median counts"
+    )
     parser.add_argument("--retry", action="store_true", help="what failed in an earlier call too")
     return provenance.parse(parser, "sparsity.py")
 

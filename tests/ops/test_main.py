@@ -106,6 +106,24 @@ def test_info_says_how_many_threads_the_cpu_kernel_takes(capsys, monkeypatch, th
     assert says in run(capsys, "info")[1]
 
 
+def test_no_kernel_runs_on_a_cpu_without_threads(capsys, monkeypatch):
+    pytest.importorskip("paddle")
+    monkeypatch.setenv("FLASHMASK_NUM_THREADS", "many")
+    status, out = run(capsys, "info", "--shape", "1,64,64,8,8,64", "--device", "cpu")
+    assert status == 1
+    assert "float32 on cpu: NO KERNEL (NO CALL WILL RUN: " in out
+    status, out = run(capsys, "bench", *SMALL)
+    assert status == 1
+    assert ": NO KERNEL (" in out
+
+
+@pytest.mark.parametrize("seconds", ["inf", "nan", "-1", "soon"])
+def test_bench_takes_a_finite_time(capsys, seconds):
+    with pytest.raises(SystemExit):
+        cli.main(["bench", "--seconds", seconds])
+    assert f"expected a number of seconds, got {seconds}" in capsys.readouterr().err
+
+
 def test_info_keeps_paddles_hint_about_ccache_to_itself():
     pytest.importorskip("paddle")
     command = [sys.executable, "-m", "paddle_flashmask", "info"]
