@@ -66,8 +66,8 @@ def compile_changed(
             if done.returncode:
                 sys.stderr.write(done.stdout)
                 done.check_returncode()
-            log.write_text(first_line + done.stdout)
             making.replace(target)
+            log.write_text(first_line + done.stdout)
         inspect(source, log.read_text().removeprefix(first_line))
         return target
 
