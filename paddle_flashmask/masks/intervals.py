@@ -102,7 +102,7 @@ def merge(intervals: list[Interval], limit: int) -> tuple[list[Interval], NDArra
     Returns:
         ``limit`` intervals, and where the columns are that need more, bool ``[B, H, Sk]``.
     """
-    if len(intervals) == limit == 2:  # most masks: in a third of the time
+    if len(intervals) == limit == 2:  # most masks, in fewer passes
         return _merge_two(*intervals)
     starts = np.stack([interval.start for interval in intervals])
     ends = np.stack([interval.end for interval in intervals])
