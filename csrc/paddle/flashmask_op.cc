@@ -18,6 +18,7 @@
 #include "common/column_mask.h"
 #include "flashmask/c_api.h"
 #include "paddle/extension.h"
+#include "paddle/phi/api/include/tensor_utils.h"
 #include "paddle/phi/core/allocator.h"
 #include "paddle/phi/core/stream.h"
 
@@ -107,6 +108,14 @@ size_t bytes_of(const paddle::Tensor& tensor) {
   return static_cast<size_t>(tensor.numel()) * phi::SizeOf(tensor.dtype());
 }
 
+// Memory for the stream that the device of `like` launches to: who gets it next works on that stream too.
+// That of paddle::empty() belongs to the device's first stream, whose work would get it while a kernel on a
+// stream of stream_guard() still runs.
+std::shared_ptr<phi::Allocation> allocate(size_t bytes, const paddle::Tensor& like) {
+  const phi::Stream stream(reinterpret_cast<phi::StreamId>(like.stream()));
+  return phi::memory_utils::AllocShared(like.place(), bytes, stream);
+}
+
 #else
 
 struct DeviceGuard {
@@ -152,12 +161,8 @@ class Scratch {
   }
 
 #ifdef PADDLE_WITH_CUDA
-  // Memory for the stream that the device of `like` launches to: who gets it next works on that stream too.
-  // That of paddle::empty() belongs to the device's first stream, whose work would get it while a kernel on a
-  // stream of stream_guard() still runs.
   void* on_device(size_t bytes, const paddle::Tensor& like) {
-    const phi::Stream stream(reinterpret_cast<phi::StreamId>(like.stream()));
-    auto memory = phi::memory_utils::AllocShared(like.place(), bytes, stream);
+    auto memory = allocate(bytes, like);
     held_.push_back(memory);
     return memory->ptr();
   }
@@ -166,6 +171,21 @@ class Scratch {
  private:
   std::vector<std::shared_ptr<void>> held_;
 };
+
+// A tensor for a kernel to write, on the device of `like`. Its last owner may drop it before the kernel has
+// run, as attention() drops lse where nobody asked for it.
+paddle::Tensor output(const Dims& shape, paddle::DataType dtype, const paddle::Tensor& like) {
+#ifdef PADDLE_WITH_CUDA
+  size_t bytes = phi::SizeOf(dtype);
+  for (const int64_t size : shape) bytes *= static_cast<size_t>(size);
+  if (!on_cpu(like) && bytes > 0) {  // from_blob() refuses a null pointer
+    const auto memory = allocate(bytes, like);
+    return paddle::from_blob(memory->ptr(), shape, dtype, phi::DataLayout::NCHW, like.place(),
+                             [memory](void*) {});
+  }
+#endif
+  return paddle::empty(shape, dtype, like.place());
+}
 
 // Q, K, V and the mask, as both operators take them.
 struct Operands {
@@ -345,17 +365,16 @@ std::vector<paddle::Tensor> forward(const paddle::Tensor& q, const paddle::Tenso
   ForwardParams params{};
   params.shape = to_shape(in);
   const flashmask::Shape& shape = params.shape;
-  paddle::Tensor out =
-      paddle::empty({shape.batch, shape.seqlen_q, shape.heads_q, shape.head_dim_v}, q.dtype(), q.place());
-  paddle::Tensor lse =
-      paddle::empty({shape.batch, shape.heads_q, shape.seqlen_q}, lse_dtype(q.dtype()), q.place());
+  const paddle::Tensor out =
+      output({shape.batch, shape.seqlen_q, shape.heads_q, shape.head_dim_v}, q.dtype(), q);
+  const paddle::Tensor lse = output({shape.batch, shape.heads_q, shape.seqlen_q}, lse_dtype(q.dtype()), q);
   params.dtype = to_dtype(q.dtype());
   params.visit = attributes.visit;
   params.q = to_tensor(q, scratch.aligned(q));
   params.k = to_tensor(k, scratch.aligned(k));
   params.v = to_tensor(v, scratch.aligned(v));
-  params.o = to_tensor(out, out.data());
-  params.lse = lse.data();
+  params.o = to_tensor(out, const_cast<void*>(out.data()));
+  params.lse = const_cast<void*>(lse.data());
   params.mask = to_mask(in, attributes, shape);
   params.dropout = to_dropout(in, attributes);
   params.softmax_scale = attributes.softmax_scale;
@@ -389,9 +408,9 @@ std::vector<paddle::Tensor> backward(const paddle::Tensor& q, const paddle::Tens
   PD_CHECK(lse.dtype() == lse_dtype(q.dtype()) &&
                lse.shape() == Dims({shape.batch, shape.heads_q, shape.seqlen_q}),
            "flashmask: lse has changed its shape or dtype since forward");
-  paddle::Tensor dq = paddle::empty(q.shape(), q.dtype(), q.place());
-  paddle::Tensor dk = paddle::empty(k.shape(), k.dtype(), k.place());
-  paddle::Tensor dv = paddle::empty(v.shape(), v.dtype(), v.place());
+  const paddle::Tensor dq = output(q.shape(), q.dtype(), q);
+  const paddle::Tensor dk = output(k.shape(), k.dtype(), q);
+  const paddle::Tensor dv = output(v.shape(), v.dtype(), q);
   // In eager mode the gradient of an output that nothing used arrives uninitialised, and reading it crashes.
   const bool given = dout.initialized();
   PD_CHECK(!given || (dout.dtype() == q.dtype() && dout.shape() == out.shape()),

@@ -423,6 +423,38 @@ def test_other_streams_do_not_get_the_workspace_of_a_running_kernel():
     assert_same_bits(Results(to_host(out), to_host(lse), *gradients), expected)
 
 
+@pytest.mark.parametrize("dropped", ["lse", "out and lse", "lse and gradients"])
+def test_other_streams_do_not_get_dropped_results_of_a_running_kernel(dropped):
+    """Whoever gets their memory on return, before the kernel has begun, would be overwritten by it."""
+    case = BY_NAME["2K"]
+    x = make_inputs(case)
+    leaves = inputs_of(case, x)
+    indices, dout = to_device(x.indices), to_device(x.dout, case.dtype)
+    busy = [to_device(np.zeros((1, 8192, 32, 128), np.float32), case.dtype) for _ in range(3)]
+    expected = to_host(attention(*leaves, startend_row_indices=indices, causal=x.causal))
+    paddle.device.cuda.synchronize()
+    side = paddle.device.cuda.Stream()
+    with paddle.device.cuda.stream_guard(side):
+        delays = [attention(*busy) for _ in range(40)]
+        with paddle.set_grad_enabled("gradients" in dropped):
+            out = attention(*leaves, startend_row_indices=indices, causal=x.causal)
+        if "gradients" in dropped:
+            paddle.autograd.backward([out], [dout])
+            for leaf in leaves:
+                leaf.clear_gradient(set_to_zero=False)
+    if "out" in dropped:
+        del out
+    sizes = [x.q.size, x.k.size, x.dout.size, 2 * x.q.size // case.head_dim]  # the last as that of lse, float32
+    others = [to_device(np.full(size, np.nan, np.float32), "bfloat16") for size in sizes for _ in range(8)]
+    assert not side.query(), "the kernels had run before the memory was written"
+    side.synchronize()
+    assert len(delays) == 40  # held until here
+    for other in others:
+        assert np.isnan(to_host(other)).all()
+    if "out" not in dropped:
+        np.testing.assert_array_equal(to_host(out), expected)
+
+
 def test_the_workspace_is_reused():
     """By the next call on the same stream, main or side: memory does not grow with calls."""
     case = BY_NAME["2K"]
