@@ -11,6 +11,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <cstring>
+#include <initializer_list>
 #include <memory>
 #include <string>
 #include <vector>
@@ -18,16 +19,26 @@
 #include "common/column_mask.h"
 #include "flashmask/c_api.h"
 #include "paddle/extension.h"
-#include "paddle/phi/api/include/tensor_utils.h"
 #include "paddle/phi/core/allocator.h"
 #include "paddle/phi/core/stream.h"
 
 #ifdef PADDLE_WITH_CUDA
+// What this header declares for CUDA alone takes the headers of cuBLAS, cuDNN and others, which need not be
+// installed; phi::DenseTensor is the same without.
+#undef PADDLE_WITH_CUDA
+#include "paddle/phi/core/dense_tensor.h"
+#define PADDLE_WITH_CUDA
+
 namespace phi::memory_utils {
 // As declared by Paddle's memory_utils.h, 2.6 and 3.3, which would ask for the headers of all of CUDA's
 // libraries.
 std::shared_ptr<Allocation> AllocShared(const Place& place, size_t size, const Stream& stream);
 }  // namespace phi::memory_utils
+
+namespace paddle::memory {
+// As declared by Paddle 3.3's malloc.h, which 2.6 has too but does not ship.
+bool RecordStream(std::shared_ptr<phi::Allocation> allocation, cudaStream_t stream);
+}  // namespace paddle::memory
 #endif
 
 namespace {
@@ -104,16 +115,16 @@ class DeviceGuard {
   int previous_ = -1;
 };
 
+// A tensor's memory. Paddle 2.6 keeps DenseTensor::Holder() from custom operators.
+struct Memory : phi::DenseTensor {
+  static std::shared_ptr<phi::Allocation> of(const paddle::Tensor& tensor) {
+    const auto dense = std::dynamic_pointer_cast<phi::DenseTensor>(tensor.impl());
+    return dense == nullptr ? nullptr : (*dense).*(&Memory::holder_);
+  }
+};
+
 size_t bytes_of(const paddle::Tensor& tensor) {
   return static_cast<size_t>(tensor.numel()) * phi::SizeOf(tensor.dtype());
-}
-
-// Memory for the stream that the device of `like` launches to: who gets it next works on that stream too.
-// That of paddle::empty() belongs to the device's first stream, whose work would get it while a kernel on a
-// stream of stream_guard() still runs.
-std::shared_ptr<phi::Allocation> allocate(size_t bytes, const paddle::Tensor& like) {
-  const phi::Stream stream(reinterpret_cast<phi::StreamId>(like.stream()));
-  return phi::memory_utils::AllocShared(like.place(), bytes, stream);
 }
 
 #else
@@ -161,8 +172,12 @@ class Scratch {
   }
 
 #ifdef PADDLE_WITH_CUDA
+  // Memory for the stream that the device of `like` launches to: who gets it next works on that stream too.
+  // That of paddle::empty() belongs to the device's first stream, whose work would get it while a kernel on a
+  // stream of stream_guard() still runs.
   void* on_device(size_t bytes, const paddle::Tensor& like) {
-    auto memory = allocate(bytes, like);
+    const phi::Stream stream(reinterpret_cast<phi::StreamId>(like.stream()));
+    auto memory = phi::memory_utils::AllocShared(like.place(), bytes, stream);
     held_.push_back(memory);
     return memory->ptr();
   }
@@ -172,19 +187,19 @@ class Scratch {
   std::vector<std::shared_ptr<void>> held_;
 };
 
-// A tensor for a kernel to write, on the device of `like`. Its last owner may drop it before the kernel has
-// run, as attention() drops lse where nobody asked for it.
-paddle::Tensor output(const Dims& shape, paddle::DataType dtype, const paddle::Tensor& like) {
+// Keeps the memory of tensors that a call reads or writes from other streams until the work launched so far
+// has run, should their last owner drop them before, as attention() drops lse where nobody asked for it. What
+// Paddle allocates belongs to the device's first stream, whatever stream_guard() says; on that stream this
+// does nothing.
+void hold_until_run([[maybe_unused]] const paddle::Tensor& q,
+                    [[maybe_unused]] std::initializer_list<const paddle::Tensor*> tensors) {
 #ifdef PADDLE_WITH_CUDA
-  size_t bytes = phi::SizeOf(dtype);
-  for (const int64_t size : shape) bytes *= static_cast<size_t>(size);
-  if (!on_cpu(like) && bytes > 0) {  // from_blob() refuses a null pointer
-    const auto memory = allocate(bytes, like);
-    return paddle::from_blob(memory->ptr(), shape, dtype, phi::DataLayout::NCHW, like.place(),
-                             [memory](void*) {});
+  if (on_cpu(q)) return;
+  for (const paddle::Tensor* tensor : tensors) {
+    if (tensor == nullptr || !tensor->initialized()) continue;
+    if (const auto memory = Memory::of(*tensor)) paddle::memory::RecordStream(memory, q.stream());
   }
 #endif
-  return paddle::empty(shape, dtype, like.place());
 }
 
 // Q, K, V and the mask, as both operators take them.
@@ -365,20 +380,22 @@ std::vector<paddle::Tensor> forward(const paddle::Tensor& q, const paddle::Tenso
   ForwardParams params{};
   params.shape = to_shape(in);
   const flashmask::Shape& shape = params.shape;
-  const paddle::Tensor out =
-      output({shape.batch, shape.seqlen_q, shape.heads_q, shape.head_dim_v}, q.dtype(), q);
-  const paddle::Tensor lse = output({shape.batch, shape.heads_q, shape.seqlen_q}, lse_dtype(q.dtype()), q);
+  paddle::Tensor out =
+      paddle::empty({shape.batch, shape.seqlen_q, shape.heads_q, shape.head_dim_v}, q.dtype(), q.place());
+  paddle::Tensor lse =
+      paddle::empty({shape.batch, shape.heads_q, shape.seqlen_q}, lse_dtype(q.dtype()), q.place());
   params.dtype = to_dtype(q.dtype());
   params.visit = attributes.visit;
   params.q = to_tensor(q, scratch.aligned(q));
   params.k = to_tensor(k, scratch.aligned(k));
   params.v = to_tensor(v, scratch.aligned(v));
-  params.o = to_tensor(out, const_cast<void*>(out.data()));
-  params.lse = const_cast<void*>(lse.data());
+  params.o = to_tensor(out, out.data());
+  params.lse = lse.data();
   params.mask = to_mask(in, attributes, shape);
   params.dropout = to_dropout(in, attributes);
   params.softmax_scale = attributes.softmax_scale;
   launch(q, params, kForward, scratch);
+  hold_until_run(q, {&q, &k, &v, indices.get_ptr(), dense_mask.get_ptr(), seed_offset.get_ptr(), &out, &lse});
   return {out, lse};
 }
 
@@ -408,9 +425,9 @@ std::vector<paddle::Tensor> backward(const paddle::Tensor& q, const paddle::Tens
   PD_CHECK(lse.dtype() == lse_dtype(q.dtype()) &&
                lse.shape() == Dims({shape.batch, shape.heads_q, shape.seqlen_q}),
            "flashmask: lse has changed its shape or dtype since forward");
-  const paddle::Tensor dq = output(q.shape(), q.dtype(), q);
-  const paddle::Tensor dk = output(k.shape(), k.dtype(), q);
-  const paddle::Tensor dv = output(v.shape(), v.dtype(), q);
+  paddle::Tensor dq = paddle::empty(q.shape(), q.dtype(), q.place());
+  paddle::Tensor dk = paddle::empty(k.shape(), k.dtype(), k.place());
+  paddle::Tensor dv = paddle::empty(v.shape(), v.dtype(), v.place());
   // In eager mode the gradient of an output that nothing used arrives uninitialised, and reading it crashes.
   const bool given = dout.initialized();
   PD_CHECK(!given || (dout.dtype() == q.dtype() && dout.shape() == out.shape()),
@@ -436,6 +453,8 @@ std::vector<paddle::Tensor> backward(const paddle::Tensor& q, const paddle::Tens
   params.softmax_scale = attributes.softmax_scale;
   params.deterministic = deterministic ? 1 : 0;
   launch(q, params, kBackward, scratch);
+  hold_until_run(q, {&q, &k, &v, indices.get_ptr(), dense_mask.get_ptr(), seed_offset.get_ptr(), &out, &lse,
+                     &dout, &dlse, &dq, &dk, &dv});
   return {dq, dk, dv};
 }
 

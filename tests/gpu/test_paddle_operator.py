@@ -399,60 +399,44 @@ def test_results_on_a_side_stream():
     assert_same_bits(Results(to_host(out), to_host(lse), *gradients), expected)
 
 
-def test_other_streams_do_not_get_the_workspace_of_a_running_kernel():
-    """Whoever gets its memory on return, before the kernel has begun, writes to it behind the kernel."""
+@pytest.mark.parametrize("dropped", ["nothing", "lse", "out and lse", "gradients"])
+def test_other_streams_do_not_get_memory_of_a_running_kernel(dropped):
+    """Workspace and dropped results: their next owner would be overwritten once the kernel begins."""
     case = BY_NAME["2K"]
     expected = run(case, deterministic=True)
     x = make_inputs(case)
     leaves = inputs_of(case, x)
     indices, dout, dlse = to_device(x.indices), to_device(x.dout, case.dtype), to_device(x.dlse)
-    q, k, v = (to_device(np.zeros((1, 8192, 32, 128), np.float32), case.dtype) for _ in range(3))
-    paddle.device.cuda.synchronize()
-    side = paddle.device.cuda.Stream()
-    with paddle.device.cuda.stream_guard(side):
-        delays = [attention(q, k, v) for _ in range(40)]
-        out, lse = attention(
-            *leaves, startend_row_indices=indices, causal=x.causal, deterministic=True, return_lse=True
-        )
-        paddle.autograd.backward([out, lse], [dout, dlse])
-    garbage = [to_device(np.full(2**power, np.nan, np.float32)) for power in range(6, 22) for _ in range(4)]
-    assert not side.query(), "the kernels had run before the memory was written"
-    side.synchronize()
-    assert len(delays) + len(garbage) == 104  # all held until here
-    gradients = [to_host(leaf.grad) for leaf in leaves]
-    assert_same_bits(Results(to_host(out), to_host(lse), *gradients), expected)
-
-
-@pytest.mark.parametrize("dropped", ["lse", "out and lse", "lse and gradients"])
-def test_other_streams_do_not_get_dropped_results_of_a_running_kernel(dropped):
-    """Whoever gets their memory on return, before the kernel has begun, would be overwritten by it."""
-    case = BY_NAME["2K"]
-    x = make_inputs(case)
-    leaves = inputs_of(case, x)
-    indices, dout = to_device(x.indices), to_device(x.dout, case.dtype)
     busy = [to_device(np.zeros((1, 8192, 32, 128), np.float32), case.dtype) for _ in range(3)]
-    expected = to_host(attention(*leaves, startend_row_indices=indices, causal=x.causal))
+    sizes = [x.q.size // 2, x.k.size // 2, x.q.size, x.dlse.size, *(2**power for power in range(6, 22))]
+    nans = [np.full(size, np.nan, np.float32) for size in sizes]
     paddle.device.cuda.synchronize()
     side = paddle.device.cuda.Stream()
-    with paddle.device.cuda.stream_guard(side):
-        delays = [attention(*busy) for _ in range(40)]
-        with paddle.set_grad_enabled("gradients" in dropped):
-            out = attention(*leaves, startend_row_indices=indices, causal=x.causal)
-        if "gradients" in dropped:
-            paddle.autograd.backward([out], [dout])
-            for leaf in leaves:
-                leaf.clear_gradient(set_to_zero=False)
+    with paddle.device.cuda.stream_guard(side), paddle.set_grad_enabled("lse" not in dropped):
+        delays = [attention(*busy) for _ in range(120)]
+        out, lse = _ops.flashmask(
+            *leaves, indices, causal=x.causal, softmax_scale=case.head_dim**-0.5, deterministic=True
+        )
+        if "lse" not in dropped:
+            paddle.autograd.backward([out, lse], [dout, dlse])
+    if dropped == "gradients":
+        for leaf in leaves:
+            leaf.clear_gradient(set_to_zero=False)
+    if "lse" in dropped:
+        del lse
     if "out" in dropped:
         del out
-    sizes = [x.q.size, x.k.size, x.dout.size, 2 * x.q.size // case.head_dim]  # the last as that of lse, float32
-    others = [to_device(np.full(size, np.nan, np.float32), "bfloat16") for size in sizes for _ in range(8)]
+    others = [to_device(array) for array in nans for _ in range(4)]
     assert not side.query(), "the kernels had run before the memory was written"
     side.synchronize()
-    assert len(delays) == 40  # held until here
+    assert len(delays) == 120  # held until here
     for other in others:
-        assert np.isnan(to_host(other)).all()
+        assert np.isnan(other.numpy()).all()
     if "out" not in dropped:
-        np.testing.assert_array_equal(to_host(out), expected)
+        np.testing.assert_array_equal(to_host(out), expected.out)
+    if dropped == "nothing":
+        gradients = [to_host(leaf.grad) for leaf in leaves]
+        assert_same_bits(Results(to_host(out), to_host(lse), *gradients), expected)
 
 
 def test_the_workspace_is_reused():
