@@ -25,9 +25,10 @@
 #ifdef PADDLE_WITH_CUDA
 // What this header declares for CUDA alone takes the headers of cuBLAS, cuDNN and others, which need not be
 // installed; phi::DenseTensor is the same without.
+#pragma push_macro("PADDLE_WITH_CUDA")
 #undef PADDLE_WITH_CUDA
 #include "paddle/phi/core/dense_tensor.h"
-#define PADDLE_WITH_CUDA
+#pragma pop_macro("PADDLE_WITH_CUDA")
 
 namespace phi::memory_utils {
 // As declared by Paddle's memory_utils.h, 2.6 and 3.3, which would ask for the headers of all of CUDA's
