@@ -14,6 +14,7 @@ import pytest
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts" / "bench"))
 
 import cells
+import decode
 import end_to_end
 import inference
 import memory
@@ -461,3 +462,61 @@ def test_experiments_run_and_resume(module, options, says, library, tmp_path, mo
     monkeypatch.setattr(sys, "argv", ["x.py", "--report-only", *files[:2]])
     module.main()
     assert says in capsys.readouterr().out
+
+
+# Decoding
+
+
+def decode_row(shape: decode.Shape, name: str, milliseconds: float | None, **more: str) -> dict[str, str]:
+    place = {key: str(value) for key, value in shape._asdict().items()}
+    status = decode.FAILED + ": no such kernel" if milliseconds is None else decode.OK
+    values = {"implementation": name, "status": status, "milliseconds": str(milliseconds or "")}
+    return {**PROVENANCE, **place, "head_dim": "128", "warmups": "10", "repetitions": "50", **values, **more}
+
+
+def test_the_decode_page_says_how_fast_what_failed_and_what_is_missing(tmp_path: Path) -> None:
+    shape = decode.Shape(2, 1, 16_384)
+    assert shape.kv_bytes(128) == 2 * 2 * 16_384 * 8 * 128 * 2
+    shapes = decode.SHAPES[0], decode.SHAPES[5]
+    times = {"ours": 0.04, "portable": 0.05, "FA2": 0.05, "cuDNN": None, "copy": 0.02}
+    rows = [decode_row(shape, name, time) for shape in shapes for name, time in times.items()]
+    text = decode.render(rows)
+    keys = shapes[0].seqlen_k
+    read = 2 * keys * 8 * 128 * 2 / 0.04e-3 / 1e12
+    line = f"| 1 | 1 | 1K | 0.0400 | 0.0500 (1.25) | 0.0500 (1.25) | failed | {read:.2f} | {4 * read:.2f} |"
+    assert line in text
+    assert "cuDNN: failed: no such kernel (B=1 Sq=1 Sk=1K, B=1 Sq=16 Sk=16K)" in text
+    missing = text.split("Not run")[1].split("##")[0]
+    assert f"shapes: {decode.SHAPES[1]}, " in missing
+    assert str(shapes[1]) not in missing
+    decode.draw(rows, tmp_path / "x.png")
+    assert (tmp_path / "x.png").stat().st_size > 10_000
+
+
+def test_the_newest_row_of_a_decode_shape_counts() -> None:
+    shape = decode.SHAPES[0]
+    rows = [decode_row(shape, "ours", 0.05), decode_row(shape, "ours", 0.04), decode_row(shape, "FA2", 0.05)]
+    assert decode.times_of(rows) == {128: {shape: {"ours": 0.04, "FA2": 0.05}}}
+    assert decode.times_of([*rows, decode_row(shape, "FA2", None)]) == {128: {shape: {"ours": 0.04}}}
+
+
+def test_only_right_results_are_timed() -> None:
+    torch = pytest.importorskip("torch")
+
+    class Clock:
+        def take_turns(self, jobs: dict, seconds: float) -> tuple[dict, float]:
+            from measure import Timing
+
+            return {name: Timing([1.0, 2.0, 4.0], 10) for name in jobs}, 0.0
+
+    arguments = argparse.Namespace(device="cpu", head_dim=64, seconds=0.1)
+    found = decode.measure_shape(decode.Shape(2, 3, 40), arguments, {}, Clock())
+    assert found["FA2"] == {"status": "ok", "milliseconds": 2.0, "warmups": 10, "repetitions": 3}
+    assert found["cuDNN"]["status"].startswith("failed: ")  # needs a GPU
+    attend = torch.nn.functional.scaled_dot_product_attention
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(
+            torch.nn.functional, "scaled_dot_product_attention", lambda *a, **b: 1.1 * attend(*a, **b)
+        )
+        wrong = decode.measure_shape(decode.Shape(2, 3, 40), arguments, {}, Clock())
+    assert wrong["FA2"]["status"].startswith("failed: WrongResultError: off by 0.1")

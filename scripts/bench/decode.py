@@ -1,115 +1,301 @@
 """Benchmark decoding and chunked prefill: few query rows against many keys, in turns with torch's attentions.
 
 python scripts/build_kernels.py --cuda --targets 90 --subset benchmark --output build
-python scripts/bench/decode.py
+python scripts/bench/decode.py                 # under a minute by estimate
+python scripts/bench/decode.py --report-only
 
-32 query and 8 key heads, bfloat16, no mask (causality hides next to nothing here), a cold L2. Prints
-milliseconds, and of ours the rate at which K and V are read; a copy of K and V, in the same turns, says what
-the memory gives. Needs torch with CUDA.
+32 query and 8 key heads, bfloat16, no mask (causality hides next to nothing here), a cold L2. A copy of K and
+V, in the same turns, says what the memory gives. Results are checked before timing. Rows are appended as they
+are measured; a later call leaves out what is there. Writes decode.csv, .md and .png. Needs torch with CUDA.
 """
 
 from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-import torch
-from kernel_calls import CudaLibrary, Options, forward_params, library_path
-from measure import Clock, card_and_driver
-from torch.nn.attention import SDPBackend, sdpa_kernel
-from torch_attention import give_workspace
+import provenance
+from provenance import Log, describe
+from results import document, failures, length_name, markdown_table, not_run
+
+if TYPE_CHECKING:
+    import torch
+    from kernel_calls import CudaLibrary
 
 HEADS, KEY_HEADS = 32, 8
-BACKENDS = {"FA2": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
-# batch, query rows, keys
+ELEMENT = 2  # bytes of a bfloat16
+LABELS = {"ours": "paddle_flashmask", "portable": "its portable kernels", "FA2": "FA2", "cuDNN": "cuDNN"}
+COLORS = {"ours": "#b5273d", "portable": "#e09aa5", "FA2": "#5b8db8", "cuDNN": "#777777"}
+COPY = "copy"  # of K and V
+COLUMNS = ["batch", "seqlen_q", "seqlen_k", "head_dim", "implementation"]
+COLUMNS += ["status", "milliseconds", "warmups", "repetitions"]
+OK, FAILED = "ok", "failed"
+TOLERANCE = 0.02  # of the norm: what bfloat16 weights and results explain is 0.004
+
+
+class Shape(NamedTuple):
+    """Samples, query rows and keys of each."""
+
+    batch: int
+    seqlen_q: int
+    seqlen_k: int
+
+    def kv_bytes(self, head_dim: int) -> int:
+        """Bytes of K and V."""
+        return 2 * self.batch * self.seqlen_k * KEY_HEADS * head_dim * ELEMENT
+
+    def __str__(self) -> str:
+        return f"B={self.batch} Sq={self.seqlen_q} Sk={length_name(self.seqlen_k)}"
+
+
 SHAPES = [
-    *((1, 1, seqlen_k) for seqlen_k in (1024, 4096, 16_384, 131_072)),
-    *((1, seqlen_q, 16_384) for seqlen_q in (7, 16, 64, 128, 300, 1024)),
-    *((batch, 1, 16_384) for batch in (4, 20, 64)),
+    *(Shape(1, 1, seqlen_k) for seqlen_k in (1024, 4096, 16_384, 131_072)),
+    *(Shape(1, seqlen_q, 16_384) for seqlen_q in (7, 16, 64, 128, 300, 1024)),
+    *(Shape(batch, 1, 16_384) for batch in (4, 20, 64)),
 ]
-TOLERANCE = 0.03  # of the largest value
+Rows = Sequence[Mapping[str, str]]
 
 
-def main() -> None:
-    """Measure every shape and print a table."""
+def parse_arguments() -> tuple[argparse.Namespace, str]:
+    """Return the arguments, and the command to record."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--head-dim", type=int, default=128)
-    parser.add_argument("--seconds", type=float, default=0.05, help="per job and shape")
-    arguments = parser.parse_args()
-    libraries = {name: CudaLibrary(library_path(), name) for name in ("cuda", "sm80")}
-    clock = Clock()
-    print(*card_and_driver(), f"D = {arguments.head_dim}")
-    for batch, seqlen_q, seqlen_k in SHAPES:
-        q = _normal(batch, seqlen_q, HEADS, arguments.head_dim)
-        k, v = (_normal(batch, seqlen_k, KEY_HEADS, arguments.head_dim) for _ in range(2))
-        jobs: dict[str, Callable[[], Any]] = {"copy": torch.stack([k, v]).clone}
-        jobs |= {name: _own_job(library, q, k, v) for name, library in libraries.items()}
-        jobs |= {name: _torch_job(backend, q, k, v) for name, backend in BACKENDS.items()}
-        jobs = _checked(jobs)
-        timings, _ = clock.take_turns(jobs, arguments.seconds)
-        medians = {name: timing.median for name, timing in timings.items()}
-        rate = (k.nbytes + v.nbytes) / medians["cuda"] / 1e9
-        copied = 2 * (k.nbytes + v.nbytes) / medians["copy"] / 1e9
-        text = "  ".join(f"{name} {medians[name]:.4f}" for name in jobs if name != "copy")
-        print(f"B {batch:3} Sq {seqlen_q:4} Sk {seqlen_k:6}: {text} ms; {rate:.2f} TB/s of {copied:.2f}")
+    provenance.add_arguments(parser, "decode", devices=("cuda",))
+    parser.add_argument("--head-dim", type=provenance.count, default=128)
+    parser.add_argument("--seconds", type=float, default=0.05, help="per implementation and shape")
+    return provenance.parse(parser, "decode.py")
 
 
-def _normal(*shape: int) -> torch.Tensor:
-    return torch.randn(shape, device="cuda", dtype=torch.bfloat16)
+def run(arguments: argparse.Namespace, command: str) -> None:
+    """Measure what is left."""
+    from experiment import Device
+    from measure import Clock
+    from torch_attention import load
+
+    device = Device(arguments, command)
+    libraries = {"ours": device.binary, "portable": load(arguments.binary, "sm80", device.name)}
+    log, clock = Log(arguments.csv, COLUMNS, device.run), Clock()
+    for shape in SHAPES:
+        place = {**shape._asdict(), "head_dim": arguments.head_dim}
+        newest = log.newest(**place, implementation="ours")
+        if newest and newest["status"] == OK:
+            continue
+        found = measure_shape(shape, arguments, libraries, clock)
+        for name, values in found.items():
+            log.add({**place, "implementation": name, **values})
+        times = (f"{name} {values.get('milliseconds', FAILED)}" for name, values in found.items())
+        print(f"{shape}: {', '.join(times)}", flush=True)
 
 
-def _own_job(
+def measure_shape(
+    shape: Shape, arguments: argparse.Namespace, libraries: Mapping[str, CudaLibrary], clock: Any
+) -> dict[str, dict[str, Any]]:
+    """Return what to record of each implementation at a shape; those that fail or err are not timed."""
+    import torch
+    from experiment import failure_reason
+    from measure import WrongResultError
+    from torch.nn.attention import SDPBackend
+
+    def normal(seqlen: int, heads: int) -> torch.Tensor:
+        size = (shape.batch, seqlen, heads, arguments.head_dim)
+        return torch.randn(size, device=arguments.device, dtype=torch.bfloat16)
+
+    q = normal(shape.seqlen_q, HEADS)
+    k, v = (normal(shape.seqlen_k, KEY_HEADS) for _ in range(2))
+    backends = {"FA2": SDPBackend.FLASH_ATTENTION, "cuDNN": SDPBackend.CUDNN_ATTENTION}
+    makers: dict[str, Callable[[], Callable[[], torch.Tensor]]] = {
+        **{name: partial(own_job, library, q, k, v) for name, library in libraries.items()},
+        **{name: partial(torch_job, backend, q, k, v) for name, backend in backends.items()},
+    }
+    expected = reference(q[-1], k[-1], v[-1])
+    found: dict[str, dict[str, Any]] = {}
+    jobs: dict[str, Callable[[], Any]] = {}
+    for name, make in makers.items():
+        try:
+            job = make()
+            error = float((job()[-1].float() - expected).norm() / expected.norm())
+            if not error <= TOLERANCE:  # NaN is not
+                raise WrongResultError(f"off by {error:.2g} of the norm")
+        except RuntimeError as failure:
+            found[name] = {"status": f"{FAILED}: {failure_reason(failure)}"}
+        else:
+            jobs[name] = job
+    jobs[COPY] = torch.stack([k, v]).clone
+    for name, timing in clock.take_turns(jobs, arguments.seconds)[0].items():
+        found[name] = {
+            "status": OK,
+            "milliseconds": timing.median,
+            "warmups": timing.warmups,
+            "repetitions": len(timing.samples),
+        }
+    return found
+
+
+def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+    """Return one sample's attention in float32, by the definition: [Sq, H, D]."""
+    import torch
+
+    group = HEADS // KEY_HEADS
+    out = torch.empty(q.shape, dtype=torch.float32, device=q.device)
+    for head in range(HEADS):  # one head's scores at a time
+        keys, values = (x[:, head // group].float() for x in (k, v))
+        scores = q[:, head].float() @ keys.T * q.shape[-1] ** -0.5
+        out[:, head] = scores.softmax(dim=-1) @ values
+    return out
+
+
+def own_job(
     library: CudaLibrary, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
 ) -> Callable[[], torch.Tensor]:
+    """Return a call of our kernels."""
+    import torch
+    from kernel_calls import Options, forward_params
+    from torch_attention import give_workspace
+
     out = torch.full_like(q, torch.nan)
     lse = torch.empty((q.shape[0], q.shape[2], q.shape[1]), device=q.device)
     params = forward_params(q, k, v, out, lse, Options(), torch.cuda.current_stream().cuda_stream)
     workspace = give_workspace(library, params, q.device)
 
-    def run(_kept: tuple[torch.Tensor, ...] = (lse, workspace)) -> torch.Tensor:
+    def job(_kept: tuple[torch.Tensor, ...] = (lse, workspace)) -> torch.Tensor:
         library.launch(params)
         return out
 
-    return run
+    return job
 
 
-def _torch_job(
-    backend: SDPBackend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor
-) -> Callable[[], torch.Tensor]:
-    return partial(_attend, backend, *(x.transpose(1, 2) for x in (q, k, v)))
+def torch_job(backend: Any, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> Callable[[], torch.Tensor]:
+    """Return a call of one of torch's attentions."""
+    import torch
+    from torch.nn.attention import sdpa_kernel
+
+    heads_first = [x.transpose(1, 2) for x in (q, k, v)]
+
+    def job() -> torch.Tensor:
+        with sdpa_kernel(backend):
+            attended = torch.nn.functional.scaled_dot_product_attention(*heads_first, enable_gqa=True)
+        return attended.transpose(1, 2)
+
+    return job
 
 
-def _attend(backend: SDPBackend, q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
-    with sdpa_kernel(backend):
-        attended = torch.nn.functional.scaled_dot_product_attention(q, k, v, enable_gqa=True)
-    return attended.transpose(1, 2)
+# The report.
 
 
-def _checked(jobs: dict[str, Callable[[], torch.Tensor]]) -> dict[str, Callable[[], torch.Tensor]]:
-    """The jobs less the backends that do not take this shape; each must give FA2's result, up to rounding."""
-    expected = jobs["FA2"]().float()
-    possible = {"copy": jobs["copy"]}
-    for name in jobs.keys() - {"copy"}:
-        try:
-            result = jobs[name]()
-        except RuntimeError:
-            if name not in BACKENDS:
-                raise
-            continue
-        error = float((result.float() - expected).abs().max())
-        if not error <= TOLERANCE * float(expected.abs().max()):
-            raise RuntimeError(f"{name}: off by {error:.2g}")
-        possible[name] = jobs[name]
-    return {name: possible[name] for name in jobs if name in possible}
+def times_of(rows: Rows) -> dict[int, dict[Shape, dict[str, float]]]:
+    """Return milliseconds by head dim, shape and implementation; the newest row counts."""
+    found: dict[int, dict[Shape, dict[str, float]]] = {}
+    for row in rows:
+        shape = Shape(*(int(row[name]) for name in Shape._fields))
+        times = found.setdefault(int(row["head_dim"]), {}).setdefault(shape, {})
+        times.pop(row["implementation"], None)
+        if row["status"] == OK:
+            times[row["implementation"]] = float(row["milliseconds"])
+    return found
+
+
+def render(rows: Rows) -> str:
+    """Return everything as a Markdown document."""
+    parts = [
+        "# Decoding and chunked prefill",
+        f"Written by scripts/bench/decode.py from the CSV file beside it. Forward, bfloat16, {HEADS} query "
+        f"and {KEY_HEADS} key heads, no mask, a cold L2, all in turns; milliseconds are medians. In "
+        "brackets: how many times as fast as that ours is. TB/s: K and V, read once, over the time of ours, "
+        "and what a copy of them reads and writes in the same turns. Results were checked before timing.",
+        describe(rows),
+    ]
+    for head_dim, by_shape in sorted(times_of(rows).items()):
+        header = ["samples", "Sq", "Sk", *LABELS.values(), "TB/s of ours", "of the copy"]
+        lines = [_line(shape, by_shape[shape], head_dim) for shape in SHAPES if shape in by_shape]
+        parts += [f"## Head dim {head_dim}", markdown_table(header, lines)]
+        parts.append(not_run({"shapes": [str(shape) for shape in SHAPES if shape not in by_shape]}, level=3))
+    parts.append(
+        failures(
+            (row["implementation"], row["status"], str(Shape(*(int(row[name]) for name in Shape._fields))))
+            for row in rows
+            if row["status"] != OK
+        )
+    )
+    return document(parts)
+
+
+def _line(shape: Shape, times: Mapping[str, float], head_dim: int) -> list[str]:
+    ours = times.get("ours")
+
+    def cell(name: str) -> str:
+        if name not in times:
+            return FAILED
+        ratio = "" if ours is None or name == "ours" else f" ({times[name] / ours:.2f})"
+        return f"{times[name]:.4f}{ratio}"
+
+    def rate(name: str, passes: int) -> str:
+        return f"{passes * shape.kv_bytes(head_dim) / times[name] / 1e9:.2f}" if name in times else ""
+
+    return [
+        *(str(shape.batch), str(shape.seqlen_q), length_name(shape.seqlen_k)),
+        *map(cell, LABELS),
+        *(rate("ours", 1), rate(COPY, 2)),
+    ]
+
+
+def draw(rows: Rows, path: Path) -> None:
+    """Draw the times of one sample's token against keys, and of 16 K keys against query rows and samples."""
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    head_dim, by_shape = max(times_of(rows).items())
+    panels = {
+        ("one token", "keys"): lambda shape: shape.seqlen_k if shape[:2] == (1, 1) else None,
+        ("16K keys", "query rows"): lambda shape: shape.seqlen_q if shape[::2] == (1, 16_384) else None,
+        ("16K keys, a token each", "samples"): lambda shape: (
+            shape.batch if shape[1:] == (1, 16_384) else None
+        ),
+    }
+    series = {place: _points(by_shape, position) for place, position in panels.items()}
+    drawn = {place: by_name for place, by_name in series.items() if by_name}
+    size = max(1, len(drawn))  # where nothing ran the figure is empty
+    figure, axes = pyplot.subplots(1, size, figsize=(13, 3.8), squeeze=False, layout="constrained")
+    for axis, ((title, label), by_name) in zip(axes[0], drawn.items(), strict=False):
+        for name, points in by_name.items():
+            axis.plot(*zip(*points, strict=True), "o-", label=LABELS[name], color=COLORS[name])
+        axis.set(title=title, xlabel=label, yscale="log")
+        axis.set_xscale("log", base=2)
+    axes[0, 0].set_ylabel("ms")
+    axes[0, 0].legend(frameon=False, fontsize="small")
+    figure.suptitle(f"{rows[0]['card']}, head dim {head_dim}", fontsize="medium")
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+
+
+def _points(
+    by_shape: Mapping[Shape, Mapping[str, float]], position: Callable[[Shape], int | None]
+) -> dict[str, list[tuple[int, float]]]:
+    """Return by implementation where shapes lie on an axis, and their milliseconds; others lie nowhere."""
+    found: dict[str, list[tuple[int, float]]] = {}
+    for shape, times in by_shape.items():
+        at = position(shape)
+        for name in LABELS:
+            if at is not None and name in times:
+                found.setdefault(name, []).append((at, times[name]))
+    return {name: sorted(points) for name, points in found.items()}
+
+
+def main() -> None:
+    """Measure, then report."""
+    arguments, command = parse_arguments()
+    if not arguments.report_only:
+        run(arguments, command)
+    provenance.report(arguments, COLUMNS, render, draw)
 
 
 if __name__ == "__main__":

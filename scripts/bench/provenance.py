@@ -150,9 +150,12 @@ def count(text: str) -> int:
     return number
 
 
-def add_arguments(parser: argparse.ArgumentParser, name: str) -> None:
+def add_arguments(
+    parser: argparse.ArgumentParser, name: str, devices: Sequence[str] = ("cuda", "cpu")
+) -> None:
     """Add the options that every experiment has; results are called ``name``."""
-    parser.add_argument("--device", default="cuda", choices=["cuda", "cpu"], help="cpu: to try it out")
+    tryout = "cpu: to try it out" if "cpu" in devices else None
+    parser.add_argument("--device", default="cuda", choices=devices, help=tryout)
     parser.add_argument("--kernels", default="cuda", choices=["sm80", "sm90", "cuda"], help="cuda: the best")
     parser.add_argument("--library", dest="binary", type=Path, help="default: build/libflashmask_<device>.so")
     parser.add_argument("--commit", help="recorded with the rows; by default git is asked")

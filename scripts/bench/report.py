@@ -179,13 +179,15 @@ def render(rows: Sequence[Row], kernels: str, *, published: bool = False) -> str
         "Written by scripts/bench/kernels.py from the CSV file beside it. bfloat16; q, k, v are normal; "
         "one mask for all samples and heads. Times are medians of runs (how many, after how many "
         "warm-ups: in that file) with a cold L2, in turns with peers and with a large matmul, masks one "
-        "after the other; ours include what is done with the mask. Results were checked before timing. "
+        "after the other; ours include what the device does with the index vectors, and neither making those nor "
+        "FlexAttention's block mask is timed (memory.md has both). Results were checked before timing. "
         "TFLOP/s = 4 S² D H B (1 - rho) / time forward, 2.5 times that backward; rho = fully masked "
         "128x128 tiles / all; area = visible elements / all; `of matmul` = share of an 8192³ bfloat16 "
         "product's TFLOP/s. In brackets: how many times as fast as that peer ours is. On a card at its power "
         "limit the clock follows what all that take turns need: rates of the same kernels differ by a tenth "
         "and more between runs beside different peers, and a matmul beside them can be slower than alone. So "
-        "ratios are of one run each, and rates are to be compared within a run.",
+        "ratios are of one run each (in tables of totals of one run for each pass), and rates are to be "
+        "compared within a run.",
     ]
     for card in cards(rows, kernels):
         results = Results(rows, kernels, card)
