@@ -65,7 +65,7 @@ from ._checks import (
     plain_integers,
 )
 from .column_mask import ColumnMask
-from .intervals import causal_rows
+from .intervals import Int32Array, causal_rows
 
 Window = int | tuple[int, int]
 
@@ -494,8 +494,8 @@ def _window(window: Any) -> tuple[int, int]:
     return as_int("window", left, maximum=INT32_MAX), as_int("window", right, maximum=INT32_MAX)
 
 
-def _segments(lengths: NDArray[np.int64], seqlen: int) -> tuple[NDArray[np.int64], NDArray[np.int64]]:
-    """Per token the first token of its segment and one past the last, int64 ``[S]``.
+def _segments(lengths: NDArray[np.int64], seqlen: int) -> tuple[Int32Array, Int32Array]:
+    """Per token the first token of its segment and one past the last, int32 ``[S]``.
 
     For padding they are (S, 0), so that masking rows [0, start) or [end, S) hides it wholly.
     """
@@ -506,7 +506,7 @@ def _segments(lengths: NDArray[np.int64], seqlen: int) -> tuple[NDArray[np.int64
 
 def _per_token(
     values: NDArray[np.int64], lengths: NDArray[np.int64], seqlen: int, padding: int
-) -> NDArray[np.int64]:
-    """Each segment's value at each of its tokens, int64 ``[S]``, and ``padding`` after them."""
-    repeated = np.repeat(values, lengths)
-    return np.concatenate([repeated, np.full(seqlen - repeated.size, padding, np.int64)])
+) -> Int32Array:
+    """Each segment's value, at most S, at each of its tokens, int32 ``[S]``, and ``padding`` after them."""
+    repeated = np.repeat(values.astype(np.int32), lengths)
+    return np.concatenate([repeated, np.full(seqlen - repeated.size, padding, np.int32)])

@@ -88,8 +88,8 @@ def _or_empty(start: Int32Array, end: Int32Array) -> Interval:
 
 def causal_rows(seqlen_q: int, seqlen_k: int) -> Int32Array:
     """Per column how many rows, the first ones, are above the diagonal; int32 ``[Sk]``."""
-    first_visible = np.arange(seqlen_k, dtype=np.int64) - (seqlen_k - seqlen_q)
-    return np.clip(first_visible, 0, seqlen_q).astype(np.int32)
+    first_visible = np.arange(seqlen_q - seqlen_k, seqlen_q, dtype=np.int32)
+    return first_visible if seqlen_q >= seqlen_k else np.maximum(first_visible, 0)
 
 
 def merge(intervals: list[Interval], limit: int) -> tuple[list[Interval], NDArray[np.bool_]]:
