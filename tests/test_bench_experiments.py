@@ -489,6 +489,7 @@ def test_the_decode_page_says_how_fast_what_failed_and_what_is_missing(tmp_path:
     missing = text.split("Not run")[1].split("##")[0]
     assert f"shapes: {decode.SHAPES[1]}, " in missing
     assert str(shapes[1]) not in missing
+    pytest.importorskip("matplotlib")
     decode.draw(rows, tmp_path / "x.png")
     assert (tmp_path / "x.png").stat().st_size > 10_000
 

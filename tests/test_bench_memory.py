@@ -278,3 +278,13 @@ def test_a_device_holds_no_memory_that_counts_in_peaks(monkeypatch: pytest.Monke
     monkeypatch.setattr(experiment, "load", lambda *a: None)
     arguments = argparse.Namespace(device="cuda", binary=None, kernels="cuda", commit="1")
     assert experiment.Device(arguments, "").run.card == "a card"
+
+
+def test_letting_peers_compile_takes_no_library_of_ours(tmp_path: Path) -> None:
+    pytest.importorskip("torch")
+    import experiment
+
+    known = {"device": "cpu", "binary": tmp_path / "none.so", "kernels": "cuda", "commit": "1"}
+    assert experiment.Device(argparse.Namespace(prepare=2, **known), "").run.commit == "1"
+    with pytest.raises(OSError, match=r"none\.so"):
+        experiment.Device(argparse.Namespace(prepare=None, **known), "")
