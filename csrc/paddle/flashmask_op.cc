@@ -188,10 +188,10 @@ class Scratch {
   std::vector<std::shared_ptr<void>> held_;
 };
 
-// Keeps the memory of tensors that a call reads or writes from other streams until the work launched so far
-// has run, should their last owner drop them before, as attention() drops lse where nobody asked for it. What
-// Paddle allocates belongs to the device's first stream, whatever stream_guard() says; on that stream this
-// does nothing.
+// Tensors that a call reads or writes may be dropped before it has run, as attention() drops lse where nobody
+// asked for it. No other stream gets their memory until the work launched so far has run: what Paddle
+// allocates belongs to the device's first stream, whatever stream_guard() says. On that stream this records
+// nothing.
 void hold_until_run([[maybe_unused]] const paddle::Tensor& q,
                     [[maybe_unused]] std::initializer_list<const paddle::Tensor*> tensors) {
 #ifdef PADDLE_WITH_CUDA
