@@ -485,6 +485,8 @@ def test_the_decode_page_says_how_fast_what_failed_and_what_is_missing(tmp_path:
     read = 2 * keys * 8 * 128 * 2 / 0.04e-3 / 1e12
     line = f"| 1 | 1 | 1K | 0.0400 | 0.0500 (1.25) | 0.0500 (1.25) | failed | {read:.2f} | {4 * read:.2f} |"
     assert line in text
+    assert "medians of 50 runs. In brackets" in text
+    assert "medians. In brackets" in decode.render([decode_row(shape, "cuDNN", None)])
     assert "cuDNN: failed: no such kernel (B=1 Sq=1 Sk=1K, B=1 Sq=16 Sk=16K)" in text
     missing = text.split("Not run")[1].split("##")[0]
     assert f"shapes: {decode.SHAPES[1]}, " in missing

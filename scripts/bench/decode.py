@@ -1,7 +1,7 @@
 """Benchmark decoding and chunked prefill: few query rows against many keys, in turns with torch's attentions.
 
 python scripts/build_kernels.py --cuda --targets 90 --subset benchmark --output build
-python scripts/bench/decode.py                 # under a minute by estimate
+python scripts/bench/decode.py                 # 12 s on an H200
 python scripts/bench/decode.py --report-only
 
 32 query and 8 key heads, bfloat16, no mask (causality hides next to nothing here), a cold L2. A copy of K and
@@ -207,12 +207,15 @@ def times_of(rows: Rows) -> dict[int, dict[Shape, dict[str, float]]]:
 
 def render(rows: Rows) -> str:
     """Return everything as a Markdown document."""
+    counts = sorted(int(row["repetitions"]) for row in newest_by_place(rows).values() if row["status"] == OK)
+    runs = " to ".join(dict.fromkeys(map(str, counts[:1] + counts[-1:])))
     parts = [
         "# Decoding and chunked prefill",
         f"Written by scripts/bench/decode.py from the CSV file beside it. Forward, bfloat16, {HEADS} query "
-        f"and {KEY_HEADS} key heads, no mask, a cold L2, all in turns; milliseconds are medians. In "
-        "brackets: how many times as fast as that ours is. TB/s: K and V, read once, over the time of ours, "
-        "and what a copy of them reads and writes in the same turns. Results were checked before timing.",
+        f"and {KEY_HEADS} key heads, no mask, a cold L2, all in turns; milliseconds are medians"
+        f"{f' of {runs} runs' if runs else ''}. In brackets: how many times as fast as that "
+        "ours is. TB/s: K and V, read once, over the time of ours, and what a copy of them reads and writes "
+        "in the same turns. Results were checked before timing.",
         describe(rows),
     ]
     for head_dim, by_shape in sorted(times_of(rows).items()):
@@ -254,7 +257,7 @@ def draw(rows: Rows, path: Path) -> None:
     import matplotlib
 
     matplotlib.use("Agg")
-    from matplotlib import pyplot
+    from matplotlib import pyplot, ticker
 
     head_dim, by_shape = max(times_of(rows).items())
     panels = {
@@ -271,8 +274,14 @@ def draw(rows: Rows, path: Path) -> None:
     for axis, ((title, label), by_name) in zip(axes[0], drawn.items(), strict=False):
         for name, points in by_name.items():
             axis.plot(*zip(*points, strict=True), "o-", label=LABELS[name], color=COLORS[name])
-        axis.set(title=title, xlabel=label, yscale="log")
-        axis.set_xscale("log", base=2)
+        axis.set(title=title, xlabel=label, xscale="log", yscale="log")
+        places = sorted({at for points in by_name.values() for at, _ in points})
+        axis.set_xticks(places, [length_name(at) for at in places])
+        axis.yaxis.set_major_locator(ticker.LogLocator(subs=(1, 2, 5)))
+        axis.yaxis.set_major_formatter("{x:g}")
+        for direction in (axis.xaxis, axis.yaxis):
+            direction.set_minor_locator(ticker.NullLocator())
+        axis.grid(visible=True, alpha=0.3)
     axes[0, 0].set_ylabel("ms")
     axes[0, 0].legend(frameon=False, fontsize="small")
     figure.suptitle(f"{rows[0]['card']}, head dim {head_dim}", fontsize="medium")
