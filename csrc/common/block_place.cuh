@@ -28,14 +28,14 @@ struct BlockPlace {
 
   BlockPlace() = default;
 
-  __device__ __forceinline__ BlockPlace(const Shape& shape, int column_tiles, const int32_t* heads_in_turns,
-                                        int number, int parts = 1) {
+  // `in_turns` heads take turns; 0: none do, and column tiles ascend.
+  __device__ __forceinline__ BlockPlace(const Shape& shape, int column_tiles, int in_turns, int number,
+                                        int parts = 1) {
     const int heads = shape.heads_k * parts;
     int plane = number / column_tiles;
     column_tile = number % column_tiles;
-    if (heads_in_turns != nullptr) {
-      const RankInPlane at(number, column_tiles, static_cast<int>(shape.batch) * heads,
-                           __ldg(heads_in_turns));
+    if (in_turns > 0) {
+      const RankInPlane at(number, column_tiles, static_cast<int>(shape.batch) * heads, in_turns);
       plane = at.plane;
       column_tile = column_tiles - 1 - at.rank;
     }
@@ -49,9 +49,13 @@ struct BlockPlace {
 
   __device__ __forceinline__ BlockPlace(const Shape& shape, int column_tiles, const TileOrder& order,
                                         int number, int parts = 1)
-      : BlockPlace(shape, column_tiles, order.heads_in_turns, number, parts) {
-    if (order.tiles != nullptr)
-      column_tile = order.tile(batch, head_k, column_tiles - 1 - column_tile);  // of its rank
+      : BlockPlace(shape, column_tiles, order.turns(), number, parts) {
+    const int rank = column_tiles - 1 - column_tile;
+    if (order.tiles != nullptr) {
+      column_tile = order.tile(batch, head_k, rank);
+    } else if (order.heads_in_turns == nullptr && order.known_in_turns > 0) {
+      column_tile = rank;
+    }
   }
 };
 

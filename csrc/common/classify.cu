@@ -90,7 +90,8 @@ int flashmask_cuda_classify(const ForwardParams* params, int32_t block_m, int32_
       params->shape, {}, block_m, static_cast<int>(ceil_div(params->shape.seqlen_q, block_m)), kinds};
   arguments.mask = carve_mask_tiles(mask, params->visit, params->shape.seqlen_k, block_n,
                                     static_cast<char*>(params->workspace));
-  const cudaError_t error = launch_mask_prepass(mask, params->shape, arguments.mask, stream);
+  KernelChain chain(stream, false);
+  const cudaError_t error = launch_mask_prepass(mask, params->shape, arguments.mask, chain);
   if (error != cudaSuccess) return error;
   const int64_t planes = int64_t{mask.batch} * mask.heads;
   if (backward) {

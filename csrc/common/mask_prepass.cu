@@ -1,6 +1,8 @@
 // The pre-pass: startend_row_indices -> MaskTiles. One thread block per group of 32 column tiles of one mask
 // plane. And what else is known from the mask before a main kernel starts: the order in which it takes its
 // tiles, and how many heads take turns.
+#include <algorithm>
+
 #include "common/device.h"
 #include "common/mask_prepass.h"
 #include "common/row_runs.cuh"
@@ -8,7 +10,7 @@
 namespace flashmask {
 namespace {
 
-constexpr int kPrepassThreads = 256;
+constexpr int kPrepassThreads = 32 * kTilesPerGroup;  // a warp for each tile
 
 // The slots of one column, in the order of slot_count(): lower, upper, causality, each if the mask has it.
 __device__ __forceinline__ void column_slots(const Mask& mask, const int32_t* indices, const Shape& shape,
@@ -41,8 +43,12 @@ __device__ __forceinline__ SlotExtremes warp_combine(SlotExtremes s) {
           __reduce_min_sync(~0u, s.end_min), __reduce_max_sync(~0u, s.end_max)};
 }
 
-// Grid: group_count * Hm * Bm blocks of kPrepassThreads.
-__global__ void mask_prepass_kernel(Mask mask, Shape shape, MaskTiles out) {
+// Grid: group_count * Hm * Bm blocks of kPrepassThreads. `ticket` is put to 0, if there is one.
+__global__ void __launch_bounds__(kPrepassThreads)
+    mask_prepass_kernel(Mask mask, Shape shape, MaskTiles out, unsigned* ticket) {
+  let_next_kernel_start();
+  wait_for_kernels_before();
+  if (ticket != nullptr && blockIdx.x == 0 && threadIdx.x == 0) *ticket = 0;
   __shared__ SlotExtremes shared[kMaxSlots][kTilesPerGroup];
   const int group = blockIdx.x % out.group_count;
   const int64_t plane = blockIdx.x / out.group_count;
@@ -89,11 +95,11 @@ constexpr int kChoiceThreads = 1024;
 
 // As many heads as are held, at least 1 and at most 32, and as many in every round. `planes` is how many
 // heads all samples have.
-__device__ int32_t choose_heads_in_turns(int64_t planes, int64_t held) {
+__host__ __device__ int32_t choose_heads_in_turns(int64_t planes, int64_t held) {
   constexpr int64_t kMost = 32;
-  const int64_t most = min(max(held, int64_t{1}), kMost);
-  const int64_t rounds = max(ceil_div(planes, most), int64_t{1});
-  return static_cast<int32_t>(max(ceil_div(planes, rounds), int64_t{1}));
+  const int64_t most = held < 1 ? 1 : held < kMost ? held : kMost;
+  const int64_t rounds = ceil_div(planes, most);
+  return static_cast<int32_t>(rounds > 1 ? ceil_div(planes, rounds) : planes > 1 ? planes : 1);
 }
 
 // What a head's tiles share. Blocks that run together soon stand anywhere in a head's rows, so all that they
@@ -101,10 +107,10 @@ __device__ int32_t choose_heads_in_turns(int64_t planes, int64_t held) {
 // (docs/kernel-notes.md has the measurements). When `walks` of them visit `visited` tiles of `block` of the
 // other operand's `seqlen` tokens in all, neighbours visit nearly the same tokens; together twice as many as
 // one does on average, since under causality the longest walk is twice the average one.
-__device__ int64_t shared_bytes_of_head(int64_t seqlen, int64_t visited, int64_t walks, int block,
-                                        int64_t token_bytes) {
-  const int64_t average = visited * block / max(walks, int64_t{1});
-  return min(2 * average, seqlen) * token_bytes;
+__host__ __device__ int64_t shared_bytes_of_head(int64_t seqlen, int64_t visited, int64_t walks, int block,
+                                                 int64_t token_bytes) {
+  const int64_t average = visited * block / (walks > 1 ? walks : 1);
+  return (2 * average < seqlen ? 2 * average : seqlen) * token_bytes;
 }
 
 // How many row tiles of block_m the column tiles of all mask planes visit, in constant time for each. Called
@@ -166,6 +172,8 @@ __device__ int64_t heads_that_hide_hand_overs(const MaskTiles& mask, const Shape
 __global__ void heads_choice_kernel(const __grid_constant__ MaskTiles mask,
                                     const __grid_constant__ Shape shape, int block_m, int64_t row_bytes,
                                     int parts, int64_t l2_bytes, int32_t* heads_in_turns) {
+  let_next_kernel_start();
+  wait_for_kernels_before();
   const int64_t visited = count_visits(mask, shape, block_m);
   const int64_t hiding = heads_that_hide_hand_overs(mask, shape, block_m, parts, visited);
   if (threadIdx.x == 0) {
@@ -184,13 +192,26 @@ __global__ void heads_choice_kernel(const __grid_constant__ MaskTiles mask,
 __global__ void visits_choice_kernel(const __grid_constant__ MaskTiles mask,
                                      const __grid_constant__ Shape shape, int block_m, int most,
                                      int32_t* more) {
+  let_next_kernel_start();
+  wait_for_kernels_before();
   const int64_t visited = count_visits(mask, shape, block_m);
   const int64_t row_tiles = int64_t{mask.batch} * mask.heads * ceil_div(shape.seqlen_q, block_m);
   if (threadIdx.x == 0) *more = visited > most * row_tiles;
 }
 
+// How many heads' `tiles` are handed out in turns, longest first. What blocks share of a head is
+// shared_bytes_of_head(); `planes` as choose_heads_in_turns() says.
+__host__ __device__ int32_t choose_ordered_heads(int64_t planes, int64_t tiles, int64_t bytes_of_head,
+                                                 int64_t l2_bytes) {
+  constexpr int64_t kBalancedWaves = 2;  // under causality their sums are even
+  // Two thirds of 50 MB hold 32 MB: heads of two to a power of bytes, of which 5/8 would cut one off.
+  const int64_t held = l2_bytes * 2 / 3 / (bytes_of_head > 1 ? bytes_of_head : 1);
+  // But the longest tiles of those that are in turns must find short ones to end beside.
+  const int64_t balanced = (kBalancedWaves * kWave + tiles / 2) / tiles;
+  return choose_heads_in_turns(planes, held > balanced ? held : balanced);
+}
+
 constexpr int kOrderThreads = 256;
-constexpr int kBalancedWaves = 2;  // of tiles that come longest first: under causality their sums are even
 
 // How many column tiles visit each row tile: each adds 1 where a run that it visits begins and takes it away
 // where the run ends. `counts` has row_tiles + 1 elements, for the row tiles in descending order.
@@ -248,6 +269,8 @@ __global__ void tile_order_kernel(const __grid_constant__ MaskTiles mask, const 
   __shared__ int counts[kMostOrdered + 1];  // in the order that holds between equals
   __shared__ unsigned long long visited;
   if (threadIdx.x == 0) visited = 0;
+  let_next_kernel_start();
+  wait_for_kernels_before();
   const int row_tiles = static_cast<int>(ceil_div(shape.seqlen_q, block_m));
   const int tiles = kRows ? row_tiles : mask.tile_count;
   const int heads = kRows ? shape.heads_q : shape.heads_k;
@@ -282,66 +305,82 @@ __global__ void tile_order_kernel(const __grid_constant__ MaskTiles mask, const 
     const int64_t bytes =
         shared_bytes_of_head(kRows ? shape.seqlen_k : shape.seqlen_q, static_cast<int64_t>(visited) / members,
                              tiles, kRows ? mask.block_n : block_m, token_bytes);
-    // Two thirds of 50 MB hold 32 MB: heads of two to a power of bytes, of which 5/8 would cut one off.
-    const int64_t held = l2_bytes * 2 / 3 / max(bytes, int64_t{1});
-    // But the longest tiles of those that are in turns must find short ones to end beside.
-    const int64_t balanced = (kBalancedWaves * kWave + tiles / 2) / tiles;
-    *order.heads_in_turns = choose_heads_in_turns(shape.batch * heads * parts, max(held, balanced));
+    *order.heads_in_turns = choose_ordered_heads(shape.batch * heads * parts, tiles, bytes, l2_bytes);
   }
 }
 
+// How many row tiles of block_m the column tiles of one mask plane without indices visit.
+int64_t known_visits(const Shape& shape, bool causal, int block_m, int block_n) {
+  const int64_t row_tiles = ceil_div(shape.seqlen_q, block_m);
+  const int64_t column_tiles = ceil_div(shape.seqlen_k, block_n);
+  if (!causal) return row_tiles * column_tiles;
+  int64_t visited = 0;
+  for (int64_t tile = 0; tile < column_tiles; ++tile) {
+    const int64_t hidden = tile * block_n - (shape.seqlen_k - shape.seqlen_q);  // rows before it
+    if (hidden < shape.seqlen_q) visited += row_tiles - std::max<int64_t>(hidden, 0) / block_m;
+  }
+  return visited;
+}
+
 template <bool kRows>
-cudaError_t launch_tile_order(MaskTiles mask, const Shape& shape, int block_m, int64_t token_bytes, int parts,
-                              const TileOrder& order, cudaStream_t stream) {
-  if (order.tiles == nullptr) return cudaSuccess;
+cudaError_t set_tile_order(const Mask& mask, MaskTiles tiles, const Shape& shape, int block_m,
+                           int64_t token_bytes, int parts, TileOrder* order, KernelChain& chain) {
+  const int heads = kRows ? shape.heads_q : shape.heads_k;
+  const int64_t count = kRows ? ceil_div(shape.seqlen_q, block_m) : tiles.tile_count;
+  if (!is_ordered(mask, shape, heads, count, parts)) return cudaSuccess;
   int l2_bytes = 0;
   const cudaError_t error = current_device_attribute(cudaDevAttrL2CacheSize, &l2_bytes);
   if (error != cudaSuccess) return error;
-  mask.visit_all = 0;
-  const int64_t tiles = kRows ? ceil_div(shape.seqlen_q, block_m) : mask.tile_count;
-  const int64_t heads = mask.heads == 1 ? 1 : kRows ? shape.heads_q : shape.heads_k;
-  const int64_t blocks = mask.batch * heads * ceil_div(tiles, kOrderThreads);
-  tile_order_kernel<kRows><<<static_cast<unsigned>(blocks), kOrderThreads, 0, stream>>>(
-      mask, shape, block_m, token_bytes, parts, l2_bytes, order);
-  return cudaGetLastError();
+  if (is_order_known(mask)) {
+    const int64_t visited = known_visits(shape, mask.causal != 0, block_m, tiles.block_n);
+    const int64_t bytes = shared_bytes_of_head(kRows ? shape.seqlen_k : shape.seqlen_q, visited, count,
+                                               kRows ? tiles.block_n : block_m, token_bytes);
+    order->known_in_turns = choose_ordered_heads(shape.batch * heads * parts, count, bytes, l2_bytes);
+    return cudaSuccess;
+  }
+  tiles.visit_all = 0;
+  const int64_t order_heads = tiles.heads == 1 ? 1 : heads;
+  return chain.launch(tile_order_kernel<kRows>, tiles.batch * order_heads * ceil_div(count, kOrderThreads),
+                      kOrderThreads, 0, tiles, shape, block_m, token_bytes, parts, int64_t{l2_bytes}, *order);
 }
 
 }  // namespace
 
 cudaError_t launch_mask_prepass(const Mask& mask, const Shape& shape, const MaskTiles& out,
-                                cudaStream_t stream) {
+                                KernelChain& chain, unsigned* ticket) {
   const int64_t blocks = int64_t{out.group_count} * out.heads * out.batch;
-  if (blocks == 0) return cudaSuccess;
-  mask_prepass_kernel<<<static_cast<unsigned>(blocks), kPrepassThreads, 0, stream>>>(mask, shape, out);
-  return cudaGetLastError();
+  return chain.launch(mask_prepass_kernel, blocks, kPrepassThreads, 0, mask, shape, out, ticket);
 }
 
 cudaError_t launch_heads_choice(MaskTiles mask, const Shape& shape, int block_m, int64_t row_bytes, int parts,
-                                int32_t* heads_in_turns, cudaStream_t stream) {
+                                int32_t* heads_in_turns, KernelChain& chain) {
   int l2_bytes = 0;
   const cudaError_t error = current_device_attribute(cudaDevAttrL2CacheSize, &l2_bytes);
   if (error != cudaSuccess) return error;
   mask.visit_all = 0;
-  heads_choice_kernel<<<1, kChoiceThreads, 0, stream>>>(mask, shape, block_m, row_bytes, parts, l2_bytes,
-                                                        heads_in_turns);
-  return cudaGetLastError();
+  return chain.launch(heads_choice_kernel, 1, kChoiceThreads, 0, mask, shape, block_m, row_bytes, parts,
+                      int64_t{l2_bytes}, heads_in_turns);
 }
 
-cudaError_t launch_visits_choice(MaskTiles mask, const Shape& shape, int block_m, int most, int32_t* more,
-                                 cudaStream_t stream) {
-  mask.visit_all = 0;
-  visits_choice_kernel<<<1, kChoiceThreads, 0, stream>>>(mask, shape, block_m, most, more);
-  return cudaGetLastError();
+cudaError_t choose_by_visits(const Mask& mask, MaskTiles tiles, const Shape& shape, int block_m, int most,
+                             int32_t* more, bool* known, KernelChain& chain) {
+  if (mask.indices == nullptr) {
+    *known = known_visits(shape, mask.causal != 0, block_m, tiles.block_n) >
+             most * ceil_div(shape.seqlen_q, block_m);
+    return cudaSuccess;
+  }
+  tiles.visit_all = 0;
+  return chain.launch(visits_choice_kernel, 1, kChoiceThreads, 0, tiles, shape, block_m, most, more);
 }
 
-cudaError_t launch_row_order(const MaskTiles& mask, const Shape& shape, int block_m, int64_t key_bytes,
-                             const TileOrder& order, cudaStream_t stream) {
-  return launch_tile_order<true>(mask, shape, block_m, key_bytes, 1, order, stream);
+cudaError_t set_row_order(const Mask& mask, const MaskTiles& tiles, const Shape& shape, int block_m,
+                          int64_t key_bytes, TileOrder* order, KernelChain& chain) {
+  return set_tile_order<true>(mask, tiles, shape, block_m, key_bytes, 1, order, chain);
 }
 
-cudaError_t launch_column_order(const MaskTiles& mask, const Shape& shape, int block_m, int64_t row_bytes,
-                                int parts, const TileOrder& order, cudaStream_t stream) {
-  return launch_tile_order<false>(mask, shape, block_m, row_bytes, parts, order, stream);
+cudaError_t set_column_order(const Mask& mask, const MaskTiles& tiles, const Shape& shape, int block_m,
+                             int64_t row_bytes, int parts, TileOrder* order, KernelChain& chain) {
+  return set_tile_order<false>(mask, tiles, shape, block_m, row_bytes, parts, order, chain);
 }
 
 }  // namespace flashmask

@@ -28,6 +28,7 @@ __global__ void __launch_bounds__(kMergeThreads)
                         const float* __restrict__ o) {
   constexpr int kParts = 2;
   static_assert(kParts * 128 >= kMaxHeadDimV, "a row's columns are all held at once");
+  wait_for_kernels_before();
   const Shape& shape = params.shape;
   const int64_t rows = shape.batch * shape.heads_q * shape.seqlen_q;
   const int row = static_cast<int>(blockIdx.x * (kMergeThreads / 32) + threadIdx.x / 32);
@@ -81,16 +82,12 @@ __global__ void __launch_bounds__(kMergeThreads)
 }  // namespace
 
 cudaError_t launch_merge_splits(const ForwardParams& params, int splits, const float* lse, const float* o,
-                                cudaStream_t stream) {
+                                KernelChain& chain) {
   const Shape& shape = params.shape;
   const int64_t rows = shape.batch * shape.heads_q * shape.seqlen_q;
-  const auto blocks = static_cast<unsigned>(ceil_div(rows, kMergeThreads / 32));
-  if (params.dtype == DType::kFloat16) {
-    merge_splits_kernel<__half><<<blocks, kMergeThreads, 0, stream>>>(params, splits, lse, o);
-  } else {
-    merge_splits_kernel<__nv_bfloat16><<<blocks, kMergeThreads, 0, stream>>>(params, splits, lse, o);
-  }
-  return cudaGetLastError();
+  const auto kernel =
+      params.dtype == DType::kFloat16 ? merge_splits_kernel<__half> : merge_splits_kernel<__nv_bfloat16>;
+  return chain.launch(kernel, ceil_div(rows, kMergeThreads / 32), kMergeThreads, 0, params, splits, lse, o);
 }
 
 }  // namespace flashmask

@@ -19,9 +19,15 @@ inline constexpr int kMostOrdered = 32 * kWave;
 
 struct TileOrder {
   int32_t* tiles;           // [Bm, Hm == 1 ? 1 : heads, count]: the tile of each rank; null: by position
-  int32_t* heads_in_turns;  // one number, at least 1; null: heads come one after the other
+  int32_t* heads_in_turns;  // one number, at least 1; null: the host knows it
+  int32_t known_in_turns;   // then; 0: heads come one after the other
   int32_t batch_stride;     // of tiles
   int32_t head_stride;
+
+  // How many heads take turns; 0: none do.
+  __device__ __forceinline__ int turns() const {
+    return heads_in_turns != nullptr ? __ldg(heads_in_turns) : known_in_turns;
+  }
 
   __device__ __forceinline__ int tile(int batch, int head, int rank) const {
     return __ldg(tiles + batch * batch_stride + head * head_stride + rank);
@@ -52,17 +58,20 @@ inline bool is_ordered(const Mask& mask, const Shape& shape, int heads, int64_t 
   return (mask.indices != nullptr || mask.causal) && is_soon_over(tiles * heads * shape.batch * parts);
 }
 
+// Whether the host knows the order: causality alone has the longest tiles first as they come.
+inline bool is_order_known(const Mask& mask) { return mask.indices == nullptr; }
+
 // `mask` is an effective_mask().
 inline int64_t tile_order_bytes(const Mask& mask, const Shape& shape, int heads, int64_t tiles,
                                 int parts = 1) {
-  if (!is_ordered(mask, shape, heads, tiles, parts)) return 0;
+  if (is_order_known(mask) || !is_ordered(mask, shape, heads, tiles, parts)) return 0;
   return (1 + int64_t{mask.batch} * (mask.heads == 1 ? 1 : heads) * tiles) * int64_t{sizeof(int32_t)};
 }
 
 inline TileOrder carve_tile_order(const Mask& mask, const Shape& shape, int heads, int64_t tiles,
                                   char* workspace, int parts = 1) {
   TileOrder order{};
-  if (!is_ordered(mask, shape, heads, tiles, parts)) return order;
+  if (is_order_known(mask) || !is_ordered(mask, shape, heads, tiles, parts)) return order;
   order.heads_in_turns = reinterpret_cast<int32_t*>(workspace);
   order.tiles = order.heads_in_turns + 1;
   order.head_stride = static_cast<int32_t>(mask.heads == 1 ? 0 : tiles);

@@ -138,7 +138,8 @@ __global__ void __launch_bounds__(Config::kThreads)
     __syncthreads();
     number = smem.number;
   }
-  const BlockPlace place(shape, arguments.column_tiles, arguments.heads_in_turns, number);
+  const int in_turns = arguments.heads_in_turns == nullptr ? 0 : __ldg(arguments.heads_in_turns);
+  const BlockPlace place(shape, arguments.column_tiles, in_turns, number);
   const int column_tile = place.column_tile, head_k = place.head_k, batch = place.batch;
   const int group = shape.heads_q / shape.heads_k;
   const int64_t column_begin = int64_t{column_tile} * kBlockN;

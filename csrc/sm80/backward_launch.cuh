@@ -58,13 +58,14 @@ cudaError_t launch_backward(const BackwardParams& params) {
   arguments.ticket = reinterpret_cast<int*>(workspace + plan.ticket);
   arguments.column_tiles = arguments.mask.tile_count;
 
-  const auto row_blocks = static_cast<unsigned>(shape.batch * shape.heads_q * arguments.rows.tiles);
-  cudaError_t error = launch_mask_prepass(mask, shape, arguments.mask, stream);
+  const int64_t row_blocks = shape.batch * shape.heads_q * arguments.rows.tiles;
+  KernelChain chain(stream, false);
+  cudaError_t error = launch_mask_prepass(mask, shape, arguments.mask, chain);
   if (error != cudaSuccess) return error;
   if constexpr (Config::kDeterministic) {
     auto* heads = reinterpret_cast<int32_t*>(workspace + plan.heads);
     const int64_t row_bytes = 2 * (shape.head_dim + shape.head_dim_v) + 4 * Config::kHeadDim;  // Q, dO; dQ
-    error = launch_heads_choice(arguments.mask, shape, Config::kBlockM, row_bytes, 1, heads, stream);
+    error = launch_heads_choice(arguments.mask, shape, Config::kBlockM, row_bytes, 1, heads, chain);
     if (error != cudaSuccess) return error;
     arguments.heads_in_turns = heads;
   }
@@ -72,30 +73,15 @@ cudaError_t launch_backward(const BackwardParams& params) {
     error = cudaMemsetAsync(workspace + plan.turns, 0, plan.total - plan.turns, stream);
     if (error != cudaSuccess) return error;
   }
-  if (row_blocks > 0) {
-    const DqClearing clearing{wants_dq ? arguments.dq : nullptr, nullptr, nullptr, 0};
-    backward_before_kernel<Config><<<row_blocks, 128, 0, stream>>>(params, arguments.rows, clearing);
-  }
-
-  constexpr int kSmemBytes = sizeof(typename Config::Smem);
-  error =
-      cudaFuncSetAttribute(backward_kernel<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
+  const DqClearing clearing{wants_dq ? arguments.dq : nullptr, nullptr, nullptr, 0};
+  error = chain.launch(backward_before_kernel<Config>, row_blocks, 128, 0, params, arguments.rows, clearing);
   if (error != cudaSuccess) return error;
   const int64_t blocks = int64_t{arguments.column_tiles} * shape.heads_k * shape.batch;
-  if (blocks > 0) {
-    backward_kernel<Config>
-        <<<static_cast<unsigned>(blocks), Config::kThreads, kSmemBytes, stream>>>(arguments);
-  }
-
-  if (wants_dq && row_blocks > 0) {
-    constexpr int kTileBytes = Config::QTile::kBytes;
-    error = cudaFuncSetAttribute(backward_after_kernel<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                 kTileBytes);
-    if (error != cudaSuccess) return error;
-    backward_after_kernel<Config><<<row_blocks, Config::kThreads, kTileBytes, stream>>>(
-        params, arguments.dq, nullptr, arguments.rows.lse, arguments.rows.tiles);
-  }
-  return cudaGetLastError();
+  error = chain.launch(backward_kernel<Config>, blocks, Config::kThreads, sizeof(typename Config::Smem),
+                       arguments);
+  if (error != cudaSuccess || !wants_dq) return error;
+  return chain.launch(backward_after_kernel<Config>, row_blocks, Config::kThreads, Config::QTile::kBytes,
+                      params, arguments.dq, nullptr, arguments.rows.lse, arguments.rows.tiles);
 }
 
 template <class Config>

@@ -2,6 +2,7 @@
 // workspace).
 #pragma once
 
+#include "common/kernel_chain.h"
 #include "common/mask_tiles.cuh"
 #include "common/softmax.cuh"
 #include "sm80/smem_tile.cuh"
@@ -75,6 +76,8 @@ template <class Config, class Workspace = DqWorkspace<Config>>
 __global__ void backward_before_kernel(const __grid_constant__ BackwardParams params, RowStatistics rows,
                                        DqClearing clearing) {
   using Element = typename Config::Element;
+  let_next_kernel_start();
+  wait_for_kernels_before();
   const Shape& shape = params.shape;
   const RowTilePlace place(shape, rows.tiles);
   if (clearing.dq != nullptr && (clearing.wanted == nullptr || *clearing.wanted)) {
@@ -137,6 +140,7 @@ __global__ void backward_after_kernel(const __grid_constant__ BackwardParams par
   using Element = typename Config::Element;
   using Tile = typename Config::QTile;
   extern __shared__ __align__(1024) char smem[];
+  wait_for_kernels_before();
   const Shape& shape = params.shape;
   const RowTilePlace place(shape, tiles);
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;

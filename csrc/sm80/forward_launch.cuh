@@ -14,23 +14,17 @@ int64_t forward_workspace_bytes(const ForwardParams& params) {
 
 template <class Config>
 cudaError_t launch_forward(const ForwardParams& params) {
-  const auto stream = static_cast<cudaStream_t>(params.stream);
   const Mask mask = effective_mask(params.mask);
   ForwardArguments arguments{params, {}, static_cast<int>(ceil_div(params.shape.seqlen_q, Config::kBlockM))};
   arguments.mask = carve_mask_tiles(mask, params.visit, params.shape.seqlen_k, Config::kBlockN,
                                     static_cast<char*>(params.workspace));
-  cudaError_t error = launch_mask_prepass(mask, params.shape, arguments.mask, stream);
+  KernelChain chain(static_cast<cudaStream_t>(params.stream), false);
+  const cudaError_t error = launch_mask_prepass(mask, params.shape, arguments.mask, chain);
   if (error != cudaSuccess) return error;
 
   const int64_t blocks = int64_t{arguments.row_tiles} * params.shape.heads_q * params.shape.batch;
-  if (blocks == 0) return cudaSuccess;
-
-  constexpr int kSmemBytes = sizeof(typename Config::Smem);
-  error =
-      cudaFuncSetAttribute(forward_kernel<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
-  if (error != cudaSuccess) return error;
-  forward_kernel<Config><<<static_cast<unsigned>(blocks), Config::kThreads, kSmemBytes, stream>>>(arguments);
-  return cudaGetLastError();
+  return chain.launch(forward_kernel<Config>, blocks, Config::kThreads, sizeof(typename Config::Smem),
+                      arguments);
 }
 
 template <class Config>

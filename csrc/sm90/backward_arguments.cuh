@@ -64,7 +64,8 @@ struct BackwardArguments {
   int32_t* dq_turn;     // zeroed. [B, Hq, row_tiles], in the wide kernel [B, Hq, row_tiles, consumers]: in
                         // deterministic mode who has added last. Else [consumers, B, Hq, row_tiles]: see
                         // PartWriter
-  int32_t* dq_cleared;  // whether dQ is; null where it always is, or never
+  int32_t* dq_cleared;  // whether dQ is; null: the host knows it
+  bool known_cleared;   // then
   int column_tiles;
   int work_count;   // column_tiles * Hk * B * parts
   int* ticket;      // zeroed; the number of the column tile that is taken next, where blocks draw them

@@ -523,12 +523,16 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
   if (threadIdx.x == 0) {
     smem.init_barriers();
     fence_barrier_init();
-    if constexpr (Config::kTickets) smem.first = atomicAdd(arguments.ticket, 1);
   } else if (threadIdx.x == 32) {
     prefetch_descriptor(&arguments.k);
     prefetch_descriptor(&arguments.v);
     prefetch_descriptor(&arguments.q);
     prefetch_descriptor(&arguments.dout);
+  }
+  let_next_kernel_start();
+  wait_for_kernels_before();
+  if constexpr (Config::kTickets) {
+    if (threadIdx.x == 0) smem.first = atomicAdd(arguments.ticket, 1);
   }
   __syncthreads();
   if constexpr (Config::kPersistent) {

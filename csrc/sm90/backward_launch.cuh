@@ -120,7 +120,7 @@ cudaError_t encode_tensor_maps(const BackwardParams& params, BackwardArguments* 
 
 template <class Config>
 cudaError_t launch_backward(const BackwardParams& params) {
-  const auto stream = static_cast<cudaStream_t>(params.stream);
+  KernelChain chain(static_cast<cudaStream_t>(params.stream), true);
   const Shape& shape = params.shape;
   const Mask mask = effective_mask(params.mask);
   const BackwardPlan plan = plan_backward<Config>(params);
@@ -139,7 +139,7 @@ cudaError_t launch_backward(const BackwardParams& params) {
   arguments.dq_turn = reinterpret_cast<int32_t*>(workspace + plan.turns);
   arguments.column_tiles = arguments.mask.tile_count;
 
-  const auto row_blocks = static_cast<unsigned>(shape.batch * shape.heads_q * arguments.rows.tiles);
+  const int64_t row_blocks = shape.batch * shape.heads_q * arguments.rows.tiles;
   arguments.ticket = reinterpret_cast<int*>(workspace + plan.ticket);
   arguments.parts = plan.parts;
   if (plan.parts > 1) arguments.columns = reinterpret_cast<float*>(workspace + plan.columns);
@@ -152,60 +152,58 @@ cudaError_t launch_backward(const BackwardParams& params) {
     if (error != cudaSuccess) return error;
     blocks = std::min(blocks, multiprocessors);
   }
-  error = launch_mask_prepass(mask, shape, arguments.mask, stream);
+  if (plan.total > plan.turns) {
+    error = cudaMemsetAsync(workspace + plan.turns, 0, plan.total - plan.turns, chain.stream());
+    if (error != cudaSuccess) return error;
+  }
+  error = launch_mask_prepass(mask, shape, arguments.mask, chain);
   if (error != cudaSuccess) return error;
   const int64_t row_bytes = 2 * (shape.head_dim + shape.head_dim_v) + 4 * Config::kHeadDim;  // Q, dO; dQ
   if constexpr (Config::kDeterministic) {
     auto* heads = reinterpret_cast<int32_t*>(workspace + plan.order);
-    error = launch_heads_choice(arguments.mask, shape, Config::kBlockM, row_bytes, plan.parts, heads, stream);
+    error = launch_heads_choice(arguments.mask, shape, Config::kBlockM, row_bytes, plan.parts, heads, chain);
     arguments.order.heads_in_turns = heads;
   } else {
     arguments.order = carve_tile_order(mask, shape, shape.heads_k, arguments.column_tiles,
                                        workspace + plan.order, plan.parts);
-    error = launch_column_order(arguments.mask, shape, Config::kBlockM,
-                                shape.heads_q / shape.heads_k / plan.parts * row_bytes, plan.parts,
-                                arguments.order, stream);
+    error = set_column_order(mask, arguments.mask, shape, Config::kBlockM,
+                             shape.heads_q / shape.heads_k / plan.parts * row_bytes, plan.parts,
+                             &arguments.order, chain);
   }
   if (error != cudaSuccess) return error;
-  if (plan.total > plan.turns) {
-    error = cudaMemsetAsync(workspace + plan.turns, 0, plan.total - plan.turns, stream);
-    if (error != cudaSuccess) return error;
-  }
   sm80::DqClearing clearing{};
   if (!Config::kFirstStores) clearing.dq = wants_dq ? arguments.dq : nullptr;
   if constexpr (Config::kFirstStores && !Config::kDeterministic) {
-    arguments.dq_cleared = reinterpret_cast<int32_t*>(workspace + plan.cleared);
+    if (mask.indices != nullptr) {
+      arguments.dq_cleared = reinterpret_cast<int32_t*>(workspace + plan.cleared);
+    }
     if (wants_dq) {
-      clearing = {arguments.dq, arguments.dq_cleared, arguments.dq_turn, PartWriter<Config>::kStored};
-      error = launch_visits_choice(arguments.mask, shape, Config::kBlockM, kFewVisits, arguments.dq_cleared,
-                                   stream);
+      error = choose_by_visits(mask, arguments.mask, shape, Config::kBlockM, kFewVisits, arguments.dq_cleared,
+                               &arguments.known_cleared, chain);
       if (error != cudaSuccess) return error;
+      if (mask.indices != nullptr || arguments.known_cleared) {
+        clearing = {arguments.dq, arguments.dq_cleared, arguments.dq_turn, PartWriter<Config>::kStored};
+      }
     }
   }
-  sm80::backward_before_kernel<Config, DqWorkspace<Config>>
-      <<<row_blocks, 128, 0, stream>>>(params, arguments.rows, clearing);
+  error = chain.launch(sm80::backward_before_kernel<Config, DqWorkspace<Config>>, row_blocks, 128, 0, params,
+                       arguments.rows, clearing);
+  if (error != cudaSuccess) return error;
   error = encode_tensor_maps<Config>(params, &arguments);
   if (error != cudaSuccess) return error;
-  constexpr int kSmemBytes = sizeof(typename Config::Smem);
-  error =
-      cudaFuncSetAttribute(backward_kernel<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
+  error = chain.launch(backward_kernel<Config>, blocks, Config::kThreads, sizeof(typename Config::Smem),
+                       arguments);
   if (error != cudaSuccess) return error;
-  backward_kernel<Config><<<static_cast<unsigned>(blocks), Config::kThreads, kSmemBytes, stream>>>(arguments);
   if constexpr (Config::kParts) {
-    if (plan.parts > 1) error = sum_parts<Config>(arguments, stream);
+    if (plan.parts > 1) error = sum_parts<Config>(arguments, chain);
     if (error != cudaSuccess) return error;
   }
-  if (wants_dq) {
-    using Conversion = DqConversion<Config>;
-    constexpr int kTileBytes = Conversion::QTile::kBytes;
-    const auto convert = sm80::backward_after_kernel<Conversion, DqWorkspace<Config>>;
-    error = cudaFuncSetAttribute(convert, cudaFuncAttributeMaxDynamicSharedMemorySize, kTileBytes);
-    if (error != cudaSuccess) return error;
-    const int32_t* visits = Config::kFirstStores ? arguments.dq_turn : nullptr;
-    convert<<<row_blocks, Conversion::kThreads, kTileBytes, stream>>>(
-        params, arguments.dq, visits, arguments.rows.lse, arguments.rows.tiles);
-  }
-  return cudaGetLastError();
+  if (!wants_dq) return cudaSuccess;
+  using Conversion = DqConversion<Config>;
+  const int32_t* visits = Config::kFirstStores ? arguments.dq_turn : nullptr;
+  return chain.launch(sm80::backward_after_kernel<Conversion, DqWorkspace<Config>>, row_blocks,
+                      Conversion::kThreads, Conversion::QTile::kBytes, params, arguments.dq, visits,
+                      arguments.rows.lse, arguments.rows.tiles);
 }
 
 template <class Config>

@@ -136,7 +136,8 @@ class PartWriter {
     int32_t* visits =
         arguments_.dq_turn + group_ * (shape.batch * shape.heads_q * int64_t{arguments_.rows.tiles});
     const bool wanted = arguments_.params.dq.data != nullptr;
-    const bool cleared = wanted && *arguments_.dq_cleared;
+    const bool cleared =
+        wanted && (arguments_.dq_cleared != nullptr ? *arguments_.dq_cleared != 0 : arguments_.known_cleared);
     int stored = -1;  // a row tile of which it is known that there is something to add to
     for (int parity = 0;; parity ^= 1) {
       smem_.part_full[group_].wait(parity);

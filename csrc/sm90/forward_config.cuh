@@ -20,8 +20,8 @@ struct ForwardArguments {
   ForwardParams params;
   MaskTiles mask;
   int row_tiles;
-  int work_count;        // row_tiles * Hq * B, or what SplitWork counts
-  unsigned* ticket;      // zeroed; the next row tile that nobody has taken
+  int work_count;    // row_tiles * Hq * B, or what SplitWork counts
+  unsigned* ticket;  // zeroed; how many of the work_count blocks have taken beyond their first; null: none
   float exponent_scale;  // exponent_scale(softmax_scale)
   bool negated;          // softmax_scale < 0
   SplitArguments split;
@@ -39,9 +39,10 @@ struct RowTileWork {
     const TileOrder& order = arguments.order;
     int plane = number / arguments.row_tiles;
     int rank = number % arguments.row_tiles;
-    if (order.heads_in_turns != nullptr) {
+    const int in_turns = order.turns();
+    if (in_turns > 0) {
       const RankInPlane at(number, arguments.row_tiles, static_cast<int>(shape.batch) * shape.heads_q,
-                           __ldg(order.heads_in_turns));
+                           in_turns);
       plane = at.plane;
       rank = at.rank;
     }

@@ -449,8 +449,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     prefetch_descriptor(&arguments.v);
     if (!Config::kSplit) prefetch_descriptor(&arguments.o);
   }
-  if constexpr (Config::kSplit) clear_unused_q<Config>(smem.q[0], arguments.split.plan);
+  if constexpr (Config::kSplit) {
+    let_next_kernel_start();
+    clear_unused_q<Config>(smem.q[0], arguments.split.plan);
+  }
   __syncthreads();
+  wait_for_kernels_before();
   if (warp < 4) {
     shrink_registers<Config::kProducerRegisters>();
     if (warp == 0) {

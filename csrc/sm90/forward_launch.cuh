@@ -18,6 +18,12 @@ SplitPlan split_plan_of(const ForwardParams& params) {
   return plan_splits(params.shape, effective_mask(params.mask).heads, Config::kConsumers, Config::kBlockN);
 }
 
+// Whether the pre-pass has to run: Producer::has_tables().
+template <class Config>
+bool needs_tables(const Mask& mask) {
+  return !Config::kBare && (!Config::kSplit || mask.indices != nullptr);
+}
+
 // Where things lie in the workspace; the ticket comes first.
 struct ForwardWorkspace {
   int64_t mask_tiles, order;
@@ -28,15 +34,16 @@ struct ForwardWorkspace {
 template <class Config>
 ForwardWorkspace plan_workspace(const ForwardParams& params) {
   const Shape& shape = params.shape;
+  const Mask mask = effective_mask(params.mask);
   const int splits = Config::kSplit ? split_plan_of<Config>(params).splits : 1;
   const int64_t parts = splits > 1 ? splits * shape.batch * shape.heads_q * shape.seqlen_q : 0;
   WorkspacePlan plan;
   ForwardWorkspace at{};
   plan.reserve(sizeof(*ForwardArguments::ticket));
   at.mask_tiles =
-      plan.reserve(mask_tiles_bytes(effective_mask(params.mask), shape.seqlen_k, Config::kBlockN));
+      plan.reserve(needs_tables<Config>(mask) ? mask_tiles_bytes(mask, shape.seqlen_k, Config::kBlockN) : 0);
   at.order = plan.reserve(Config::kSplit ? 0
-                                         : tile_order_bytes(effective_mask(params.mask), shape, shape.heads_q,
+                                         : tile_order_bytes(mask, shape, shape.heads_q,
                                                             ceil_div(shape.seqlen_q, Config::kBlockM)));
   at.split_lse = plan.reserve(parts * sizeof(float));
   at.split_o = plan.reserve(parts * shape.head_dim_v * sizeof(float));
@@ -62,7 +69,7 @@ cudaError_t encode_queries(CUtensorMap* map, const ForwardParams& params, const 
 
 template <class Config>
 cudaError_t launch_forward(const ForwardParams& params) {
-  const auto stream = static_cast<cudaStream_t>(params.stream);
+  KernelChain chain(static_cast<cudaStream_t>(params.stream), true);
   const Shape& shape = params.shape;
   const Mask mask = effective_mask(params.mask);
   const ForwardWorkspace at = plan_workspace<Config>(params);
@@ -71,9 +78,10 @@ cudaError_t launch_forward(const ForwardParams& params) {
   arguments.params = params;
   arguments.row_tiles = static_cast<int>(ceil_div(shape.seqlen_q, Config::kBlockM));
   arguments.work_count = static_cast<int>(arguments.row_tiles * shape.heads_q * shape.batch);
-  arguments.ticket = reinterpret_cast<unsigned*>(workspace);
+  const bool tables = needs_tables<Config>(mask);
   arguments.mask =
       carve_mask_tiles(mask, params.visit, shape.seqlen_k, Config::kBlockN, workspace + at.mask_tiles);
+  if (!tables) arguments.mask.tiles = nullptr;
   if constexpr (!Config::kSplit) {
     arguments.order = carve_tile_order(mask, shape, shape.heads_q, arguments.row_tiles, workspace + at.order);
   }
@@ -106,27 +114,27 @@ cudaError_t launch_forward(const ForwardParams& params) {
     if (error != cudaSuccess) return error;
   }
 
-  error = cudaMemsetAsync(arguments.ticket, 0, sizeof(*arguments.ticket), stream);
-  if (error != cudaSuccess) return error;
-  error = launch_mask_prepass(mask, shape, arguments.mask, stream);
-  if (error != cudaSuccess) return error;
-  const int64_t key_bytes = 2 * (shape.head_dim + shape.head_dim_v) * shape.heads_k / shape.heads_q;
-  error = launch_row_order(arguments.mask, shape, Config::kBlockM, key_bytes, arguments.order, stream);
-  if (error != cudaSuccess) return error;
-
   int multiprocessors = 0;
   error = current_device_attribute(cudaDevAttrMultiProcessorCount, &multiprocessors);
   if (error != cudaSuccess) return error;
-  constexpr int kSmemBytes = sizeof(typename Config::Smem);
-  error =
-      cudaFuncSetAttribute(forward_kernel<Config>, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
-  if (error != cudaSuccess) return error;
   const int blocks = std::min(multiprocessors, arguments.work_count);
-  forward_kernel<Config><<<blocks, Config::kThreads, kSmemBytes, stream>>>(arguments);
-  error = cudaGetLastError();
+  if (blocks < arguments.work_count) arguments.ticket = reinterpret_cast<unsigned*>(workspace);
+  if (tables) {
+    error = launch_mask_prepass(mask, shape, arguments.mask, chain, arguments.ticket);
+  } else if (arguments.ticket != nullptr) {
+    error = cudaMemsetAsync(arguments.ticket, 0, sizeof(*arguments.ticket), chain.stream());
+  }
+  if (error != cudaSuccess) return error;
+  if constexpr (!Config::kSplit) {
+    const int64_t key_bytes = 2 * (shape.head_dim + shape.head_dim_v) * shape.heads_k / shape.heads_q;
+    error = set_row_order(mask, arguments.mask, shape, Config::kBlockM, key_bytes, &arguments.order, chain);
+    if (error != cudaSuccess) return error;
+  }
+  error = chain.launch(forward_kernel<Config>, blocks, Config::kThreads, sizeof(typename Config::Smem),
+                       arguments);
   if (error != cudaSuccess || arguments.split.o == nullptr) return error;
   return launch_merge_splits(params, arguments.split.plan.splits, arguments.split.lse, arguments.split.o,
-                             stream);
+                             chain);
 }
 
 template <class Config>

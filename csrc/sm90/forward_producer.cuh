@@ -17,7 +17,7 @@ class Producer {
       : arguments_(arguments), smem_(smem), lane_(lane) {}
 
   __device__ __forceinline__ void run() {
-    int number = __shfl_sync(~0u, take_ticket(), 0);
+    int number = static_cast<int>(blockIdx.x);
     while (number < arguments_.work_count) {
       const int next = take_ticket();  // ahead of its use, so that the round trip is hidden
       produce(typename Config::Work(number, arguments_));
@@ -39,7 +39,54 @@ class Producer {
 
   // Lane 0's value counts. Not atomicAdd(): ptxas joins those of a warp and waits for the result at once.
   __device__ __forceinline__ int take_ticket() {
-    return lane_ == 0 ? static_cast<int>(atomicInc(arguments_.ticket, INT_MAX)) : 0;
+    if (arguments_.ticket == nullptr) return INT_MAX;
+    return lane_ == 0 ? static_cast<int>(gridDim.x + atomicInc(arguments_.ticket, INT_MAX)) : 0;
+  }
+
+  // Whether the pre-pass has run. Without indices it need not: what is visited and masked is known.
+  __device__ __forceinline__ bool has_tables() const {
+    return !Config::kBare && (!Config::kSplit || arguments_.mask.tiles != nullptr);
+  }
+
+  __device__ __forceinline__ bool visits_group(const MaskPlane& plane, int group, int row_begin,
+                                               int row_end) const {
+    if (has_tables()) {
+      return flashmask::visits_group<kAtOnce>(arguments_.mask, plane, group, row_begin, row_end);
+    }
+    return visit_columns(group * kTilesPerGroup, kTilesPerGroup, row_begin, row_end).visited;
+  }
+
+  __device__ __forceinline__ TileVisit visit_tile(const MaskPlane& plane, int tile, int row_begin,
+                                                  int row_end) const {
+    if (has_tables()) {
+      return flashmask::visit_tile<kAtOnce>(arguments_.mask, plane, tile, row_begin, row_end);
+    }
+    return visit_columns(tile, 1, row_begin, row_end);
+  }
+
+  // What `count` column tiles from `tile` on are to some rows where causality masks, or nothing. Its
+  // intervals begin with the first row.
+  __device__ __forceinline__ TileVisit visit_columns(int tile, int count, int row_begin, int row_end) const {
+    if (arguments_.mask.visit_all) return {true, touch_bits_of_any(1)};
+    if (arguments_.params.mask.causal == 0) return {true, 0};
+    const Shape& shape = arguments_.params.shape;
+    const int64_t diagonal = shape.seqlen_k - shape.seqlen_q, end = int64_t{tile + count} * Config::kBlockN;
+    const TileRange range{row_begin, row_end, tile * Config::kBlockN,
+                          static_cast<int>(min(end, shape.seqlen_k))};
+    const bool touched = causal_touches(range, diagonal);
+    return {!causal_covers(range, diagonal), touched ? 1u | 1u << kEndShift : 0u};
+  }
+
+  // The masked rows of a tile's columns, as the pre-pass would have written them.
+  __device__ __forceinline__ void write_slots(Slot* slots, int tile) const {
+    const Shape& shape = arguments_.params.shape;
+    for (int c = lane_; c < Config::kBlockN; c += 32) {
+      const int64_t column = int64_t{tile} * Config::kBlockN + c;
+      const int64_t above = column - (shape.seqlen_k - shape.seqlen_q);
+      int64_t end = arguments_.params.mask.causal ? max(int64_t{0}, min(above, shape.seqlen_q)) : 0;
+      if (column >= shape.seqlen_k) end = kInt32Max;
+      slots[c] = {0, static_cast<int>(end)};
+    }
   }
 
   __device__ __forceinline__ void produce(const typename Config::Work& work) {
@@ -61,13 +108,12 @@ class Producer {
     bool any = false;
 
     for (int base = span.begin / kTilesPerGroup; base < group_end; base += 32) {
-      const bool live =
-          base + lane_ < group_end && visits_group<kAtOnce>(mask, plane, base + lane_, row_begin, row_end);
+      const bool live = base + lane_ < group_end && visits_group(plane, base + lane_, row_begin, row_end);
       for (uint32_t groups = __ballot_sync(~0u, live); groups != 0; groups &= groups - 1) {
         const int first = (base + __ffs(static_cast<int>(groups)) - 1) * kTilesPerGroup;
         TileVisit visit{false, 0};
         if (first + lane_ < span.end && (!Config::kSplit || first + lane_ >= span.begin))
-          visit = visit_tile<kAtOnce>(mask, plane, first + lane_, row_begin, row_end);
+          visit = visit_tile(plane, first + lane_, row_begin, row_end);
         Views views{};
         if constexpr (!Config::kByGroup) {
           views.touched[0] = visit.touched;
@@ -102,7 +148,7 @@ class Producer {
 #pragma unroll
     for (int g = 0; g < Config::kViews; ++g) {
       const int begin = row_begin + g * group_rows, end = min(row_end, begin + group_rows);
-      const TileVisit visit = visit_tile<kAtOnce>(arguments_.mask, plane, tile, begin, end);
+      const TileVisit visit = visit_tile(plane, tile, begin, end);
       views.touched[g] = begin < end && visit.visited ? visit.touched : Config::kHidden;
     }
     return views;
@@ -160,17 +206,23 @@ class Producer {
 #pragma unroll
     for (int g = 0; g < Config::kViews; ++g) touched |= views.touched[g];
     smem_.k_empty[stage].wait(k_.parity ^ 1);
+    uint32_t copied = touched & kSlotBits;  // slots
+    if (!has_tables()) {
+      if (copied != 0) write_slots(smem_.slots[stage][0], tile);
+      copied = 0;
+      __syncwarp();
+    }
     if (elect_one()) {
       constexpr int kSlotBytes = Config::kBlockN * static_cast<int>(sizeof(Slot));
       smem_.steps[stage].tile = tile;
 #pragma unroll
       for (int g = 0; g < Config::kViews; ++g) smem_.steps[stage].touched[g] = views.touched[g];
-      smem_.k_full[stage].arrive_expect(Config::KTile::kBytes + __popc(touched & kSlotBits) * kSlotBytes);
+      smem_.k_full[stage].arrive_expect(Config::KTile::kBytes + __popc(copied) * kSlotBytes);
       for (int panel = 0; panel < Config::KTile::kPanels; ++panel) {
         tma_load(smem_.k[stage] + panel * Config::KTile::kPanelBytes, &arguments_.k, smem_.k_full[stage],
                  panel * 64, tile * Config::kBlockN, head_k, batch);
       }
-      for (uint32_t slots = touched & kSlotBits; slots != 0; slots &= slots - 1) {
+      for (uint32_t slots = copied; slots != 0; slots &= slots - 1) {
         const int slot = __ffs(static_cast<int>(slots)) - 1;
         const int64_t column = (int64_t{slot} * arguments_.mask.tile_count + tile) * Config::kBlockN;
         bulk_load(smem_.slots[stage][slot], plane.slots + column, kSlotBytes, smem_.k_full[stage]);

@@ -2,6 +2,7 @@
 // order, rounded once.
 #pragma once
 
+#include "common/kernel_chain.h"
 #include "common/softmax.cuh"
 #include "sm80/ptx.cuh"
 #include "sm80/smem_tile.cuh"
@@ -9,77 +10,89 @@
 
 namespace flashmask::sm90 {
 
-template <int kColumns>
-using GradientTile = sm80::SmemTile<128, kColumns>;
+// A piece of a column tile's gradient, a block's work: as small as lines of memory allow, since short calls
+// have few column tiles.
+using GradientPiece = sm80::SmemTile<128, 32>;
 
-// One of the two gradients, which begins at `first` of a column tile's part and has up to kColumns head dims.
-// Grid: Hk * column_tiles * B blocks of 256 threads, each a column tile, the heads of the same rows together.
-template <class Config, int kColumns>
-__global__ void sum_parts_kernel(const __grid_constant__ Shape shape, const __grid_constant__ Tensor gradient,
-                                 const float* columns, int first, int column_tiles, int parts, int head_dim,
-                                 float factor) {
+// Piece `piece` of a gradient of kHeadDim head dims, whose column tile begins at `source` in the first part,
+// to `out`.
+template <class Config, int kHeadDim>
+__device__ __forceinline__ void sum_piece(char* shared, const Tensor& gradient, typename Config::Element* out,
+                                          const float* source, int piece, int parts, int rows, int head_dim,
+                                          float factor) {
   using Element = typename Config::Element;
   using Workspace = ColumnWorkspace<Config>;
-  using Tile = GradientTile<kColumns>;
-  static_assert(Config::kBlockN == 128, "eight warps of 16 keys");
-  extern __shared__ __align__(1024) char smem[];
+  constexpr int kColumns = GradientPiece::kColumns;
+  static_assert(kHeadDim % kColumns == 0, "a gradient is whole pieces");
   const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-  const int head = static_cast<int>(blockIdx.x) % shape.heads_k;
-  const int tile = static_cast<int>(blockIdx.x) / shape.heads_k % column_tiles;
-  const int batch = static_cast<int>(blockIdx.x) / shape.heads_k / column_tiles;
-  const float* source = columns + first + Workspace::offset(shape, column_tiles, parts, batch, head, tile, 0);
-#pragma unroll 4
+#pragma unroll
   for (int n = 0; n < kColumns / 8; ++n) {
+    const float* fragment =
+        source + Workspace::template fragment_offset<kHeadDim / 8>(warp, piece * (kColumns / 8) + n);
     float sum[4] = {};
+#pragma unroll 2
     for (int part = 0; part < parts; ++part) {
       float x[4];
-      sm80::load_fragment(
-          x, source + part * Workspace::kFloats + Workspace::template fragment_offset<kColumns / 8>(warp, n),
-          lane);
+      sm80::load_fragment(x, fragment + part * Workspace::kFloats, lane);
 #pragma unroll
       for (int e = 0; e < 4; ++e) sum[e] += x[e];
     }
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int offset = Tile::offset(warp * 16 + lane / 4 + 8 * h, n) + lane % 4 * 4;
-      *reinterpret_cast<uint32_t*>(smem + offset) =
+      const int offset = GradientPiece::offset(warp * 16 + lane / 4 + 8 * h, n) + lane % 4 * 4;
+      *reinterpret_cast<uint32_t*>(shared + offset) =
           pack<Element>(sum[2 * h] * factor, sum[2 * h + 1] * factor);
     }
   }
   __syncthreads();
-  const int64_t row = int64_t{tile} * Config::kBlockN;
-  auto* out = static_cast<Element*>(gradient.data) + batch * gradient.stride_batch +
-              row * gradient.stride_seq + head * gradient.stride_head;
-  sm80::store_tile<Tile, 256>(smem, out, gradient.stride_seq,
-                              static_cast<int>(min(int64_t{Config::kBlockN}, shape.seqlen_k - row)), head_dim,
-                              threadIdx.x);
+  sm80::store_tile<GradientPiece, 256>(shared, out + piece * kColumns, gradient.stride_seq, rows,
+                                       head_dim - piece * kColumns, threadIdx.x);
 }
 
-template <class Config, int kColumns>
-cudaError_t launch_sum_parts(const BackwardArguments& arguments, const Tensor& gradient, int first,
-                             int head_dim, float factor, cudaStream_t stream) {
-  if (gradient.data == nullptr) return cudaSuccess;
-  constexpr int kSmemBytes = GradientTile<kColumns>::kBytes;
-  const auto kernel = sum_parts_kernel<Config, kColumns>;
-  const cudaError_t error =
-      cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kSmemBytes);
-  if (error != cudaSuccess) return error;
-  const int blocks = arguments.work_count / arguments.parts;
-  kernel<<<static_cast<unsigned>(blocks), 256, kSmemBytes, stream>>>(
-      arguments.params.shape, gradient, arguments.columns, first, arguments.column_tiles, arguments.parts,
-      head_dim, factor);
-  return cudaSuccess;
+// Grid: all pieces of both gradients * Hk * column_tiles * B blocks of 256 threads: what lies together in
+// memory comes together.
+template <class Config>
+__global__ void sum_parts_kernel(const __grid_constant__ BackwardArguments arguments) {
+  using Element = typename Config::Element;
+  using Workspace = ColumnWorkspace<Config>;
+  constexpr int kDkPieces = Config::kHeadDim / GradientPiece::kColumns;
+  constexpr int kPieces = kDkPieces + Config::kHeadDimV / GradientPiece::kColumns;
+  static_assert(Config::kBlockN == GradientPiece::kRows, "eight warps of 16 keys");
+  __shared__ __align__(1024) char shared[GradientPiece::kBytes];
+  let_next_kernel_start();
+  wait_for_kernels_before();
+  const BackwardParams& params = arguments.params;
+  const Shape& shape = params.shape;
+  int number = static_cast<int>(blockIdx.x);
+  const int piece = number % kPieces;
+  number /= kPieces;
+  const int head = number % shape.heads_k;
+  number /= shape.heads_k;
+  const int tile = number % arguments.column_tiles, batch = number / arguments.column_tiles;
+  const bool is_dk = piece < kDkPieces;
+  const Tensor& gradient = is_dk ? params.dk : params.dv;
+  if (gradient.data == nullptr) return;
+  const int64_t row = int64_t{tile} * Config::kBlockN;
+  const auto rows = static_cast<int>(min(int64_t{Config::kBlockN}, shape.seqlen_k - row));
+  const float* source = arguments.columns + Workspace::offset(shape, arguments.column_tiles, arguments.parts,
+                                                              batch, head, tile, 0);
+  auto* out = static_cast<Element*>(gradient.data) + batch * gradient.stride_batch +
+              row * gradient.stride_seq + head * gradient.stride_head;
+  if (is_dk) {
+    sum_piece<Config, Config::kHeadDim>(shared, gradient, out, source, piece, arguments.parts, rows,
+                                        shape.head_dim, static_cast<float>(params.softmax_scale));
+  } else {
+    sum_piece<Config, Config::kHeadDimV>(shared, gradient, out, source + Workspace::kDkFloats,
+                                         piece - kDkPieces, arguments.parts, rows, shape.head_dim_v, 1.f);
+  }
 }
 
 // Rounds and stores dK and dV of calls whose query heads were divided into parts.
 template <class Config>
-cudaError_t sum_parts(const BackwardArguments& arguments, cudaStream_t stream) {
-  const BackwardParams& params = arguments.params;
-  const cudaError_t error = launch_sum_parts<Config, Config::kHeadDim>(
-      arguments, params.dk, 0, params.shape.head_dim, static_cast<float>(params.softmax_scale), stream);
-  if (error != cudaSuccess) return error;
-  return launch_sum_parts<Config, Config::kHeadDimV>(arguments, params.dv, ColumnWorkspace<Config>::kDkFloats,
-                                                     params.shape.head_dim_v, 1.f, stream);
+cudaError_t sum_parts(const BackwardArguments& arguments, KernelChain& chain) {
+  constexpr int kPieces = (Config::kHeadDim + Config::kHeadDimV) / GradientPiece::kColumns;
+  const int64_t column_tiles = arguments.work_count / arguments.parts;
+  return chain.launch(sum_parts_kernel<Config>, column_tiles * kPieces, 256, 0, arguments);
 }
 
 }  // namespace flashmask::sm90

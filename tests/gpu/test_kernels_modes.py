@@ -343,6 +343,49 @@ def test_a_thousand_deterministic_repeats_are_identical(
     assert not different
 
 
+@pytest.mark.parametrize("heads", [(4, 2), (32, 4)], ids=str)  # with few, query heads are divided
+@pytest.mark.parametrize("head_dims", [(64, 64), (128, 128), (192, 192)], ids=str)
+def test_no_kernel_sees_what_the_call_before_left(
+    kernels: Kernels, seed: int, head_dims: tuple[int, int], heads: tuple[int, int]
+) -> None:
+    """Kernels may start before those before them have ended: they must wait for what they read of them.
+
+    All calls have one workspace, and masks that lay it out alike.
+    """
+    forms = [
+        masks.causal_document([100, 290, 10, 112]),
+        masks.causal_document([512]),
+        masks.causal_document([64] * 8),
+    ]
+    problems = []
+    for form in forms:
+        indices, causal = form.to_startend_row_indices()
+        options = Options(indices=torch.from_numpy(indices).cuda(), causal=causal, deterministic=True)
+        problems.append(
+            make_problem(
+                seed,
+                batch=1,
+                seqlen_q=512,
+                heads_q=heads[0],
+                heads_k=heads[1],
+                head_dim=head_dims[0],
+                head_dim_v=head_dims[1],
+                options=options,
+            )
+        )
+    expected = [run(kernels, problem) for problem in problems]
+    into = {name: torch.empty_like(values) for name, values in expected[0].items()}
+    into["workspace"] = torch.empty(2**28, dtype=torch.int8, device="cuda")
+    different = torch.zeros((), dtype=torch.bool, device="cuda")
+    for repeat in range(150):
+        x, first = problems[repeat % 3], expected[repeat % 3]
+        kernels.forward(x.q, x.k, x.v, x.options, into=into)
+        kernels.backward(x.q, x.k, x.v, into["out"], into["lse"], x.dout, x.options, dlse=x.dlse, into=into)
+        for name, values in first.items():
+            different |= (bits_of(into[name]) != bits_of(values)).any()
+    assert not different
+
+
 # Dropout.
 
 
