@@ -354,7 +354,7 @@ def test_no_kernel_sees_what_the_call_before_left(
     """
     forms = [
         masks.causal_document([100, 290, 10, 112]),
-        masks.causal_document([512]),
+        masks.causal_document([1, 511]),
         masks.causal_document([64] * 8),
     ]
     problems = []
