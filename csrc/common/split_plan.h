@@ -20,31 +20,48 @@ struct SplitPlan {
   int32_t reciprocal;  // r * reciprocal >> 16 == r / pack
   int32_t group_rows;  // query rows of a warpgroup: 64 / pack
   int32_t row_tiles;
-  int32_t splits;  // of the key columns: column tiles [s * tiles / splits, (s + 1) * tiles / splits)
+  int32_t splits;   // of the key columns: column tiles [s * tiles / splits, (s + 1) * tiles / splits)
+  bool ends_first;  // the call, if tiles of this height are not even packed or split
 };
 
 // Whether the plan differs from that of a kernel that neither packs nor splits.
-constexpr bool is_worthwhile(const SplitPlan& plan) { return plan.pack > 1 || plan.splits > 1; }
+constexpr bool is_worthwhile(const SplitPlan& plan) {
+  return plan.pack > 1 || plan.splits > 1 || plan.ends_first;
+}
+
+inline constexpr int64_t kSplitWave = 132;  // multiprocessors
+
+// Whether row tiles of `warpgroups` times 64 rows let a call of equal row tiles end first, and not those of
+// `others` times 64: what is left for the last wave may be more than what tiles of more rows gain.
+inline bool ends_first(const Shape& shape, int warpgroups, int others) {
+  constexpr double kSlower = 1.2;  // a row in a lower tile, measured
+  const auto time = [&](int groups) {
+    const int64_t tiles = ceil_div(shape.seqlen_q, groups * kWarpgroupRows) * shape.heads_q * shape.batch;
+    return static_cast<double>(groups * ceil_div(tiles, kSplitWave));
+  };
+  return kSlower * time(warpgroups) < time(others);
+}
 
 // How many splits let `items` row tiles of `tiles` column tiles each end first. Times in units of a column
 // tile: an item costs two to begin and, if split, two for its part of O; to merge costs three.
 inline int32_t split_count(int64_t items, int64_t tiles) {
-  constexpr int64_t kMultiprocessors = 132, kFewestTiles = 2;
+  constexpr int64_t kFewestTiles = 2;
   const auto time = [&](int64_t splits) {
-    const int64_t waves = ceil_div(items * splits, kMultiprocessors);
+    const int64_t waves = ceil_div(items * splits, kSplitWave);
     return splits == 1 ? waves * (tiles + 2) : waves * (ceil_div(tiles, splits) + 4) + 3;
   };
-  if (items >= 4 * kMultiprocessors) return 1;  // the last wave costs little
+  if (items >= 4 * kSplitWave) return 1;  // the last wave costs little
   int64_t best = 1;
-  for (int64_t splits = 2; splits * kFewestTiles <= tiles && items * splits <= 16 * kMultiprocessors;
-       ++splits) {
+  for (int64_t splits = 2; splits * kFewestTiles <= tiles && items * splits <= 16 * kSplitWave; ++splits) {
     if (time(splits) < time(best)) best = splits;
   }
   return static_cast<int32_t>(best);
 }
 
-// `mask_heads` is Hm; row tiles of `warpgroups` times 64 rows, column tiles of block_n.
-inline SplitPlan plan_splits(const Shape& shape, int32_t mask_heads, int warpgroups, int block_n) {
+// `mask_heads` is Hm; row tiles of `warpgroups` times 64 rows, column tiles of block_n. The kernel that
+// neither packs nor splits has row tiles of `others` times 64.
+inline SplitPlan plan_splits(const Shape& shape, int32_t mask_heads, int warpgroups, int others,
+                             int block_n) {
   const auto tiles_of = [&](int32_t pack) {
     return ceil_div(shape.seqlen_q, warpgroups * (kWarpgroupRows / pack));
   };
@@ -60,8 +77,12 @@ inline SplitPlan plan_splits(const Shape& shape, int32_t mask_heads, int warpgro
   const int64_t items = row_tiles * (shape.heads_q / pack) * shape.batch;
   // Where queries are many, causality makes row tiles differ too much for whole waves of equal splits.
   const bool few_rows = 4 * shape.seqlen_q <= shape.seqlen_k;
-  return {pack, 65536 / pack + 1, kWarpgroupRows / pack, static_cast<int32_t>(row_tiles),
-          few_rows ? split_count(items, ceil_div(shape.seqlen_k, block_n)) : 1};
+  return {pack,
+          65536 / pack + 1,
+          kWarpgroupRows / pack,
+          static_cast<int32_t>(row_tiles),
+          few_rows ? split_count(items, ceil_div(shape.seqlen_k, block_n)) : 1,
+          few_rows && ends_first(shape, warpgroups, others)};
 }
 
 }  // namespace flashmask

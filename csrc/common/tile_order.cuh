@@ -3,11 +3,11 @@
 //
 // What is handed out last decides when a call ends, so it should be short; but a call of hundreds of waves
 // cannot lose more than a wave. Where there are few (is_soon_over) a kernel behind the pre-pass counts what
-// the tiles visit, and those that visit most come first (launch_row_order, launch_column_order). That alone
-// gains next to nothing: the last head's longest tile would still come near the end. So heads take turns, the
+// the tiles visit, and those that visit most come first (set_row_order, set_column_order). That alone gains
+// next to nothing: the last head's longest tile would still come near the end. So heads take turns, the
 // longest tiles of all of them first: as many as L2 holds the shared operands of, or as fill two waves.
-// Results do not hang on the order, but for the sums of dQ in free order. The portable kernels, whose
-// registers are full, keep theirs by position.
+// Without indices the host knows all that. Results do not hang on the order, but for the sums of dQ in free
+// order. The portable kernels, whose registers are full, keep theirs by position.
 #pragma once
 
 #include "common/mask_tiles.cuh"

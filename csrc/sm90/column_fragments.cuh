@@ -133,14 +133,18 @@ __device__ __forceinline__ void clear_masked(float (&weights)[1][kM8][4], const 
     const int head = step.tile / arguments.rows.tiles % shape.heads_q;
     clear_by_dense(weights, dense_plane(arguments.mask, shape, smem.place.batch, head), shape.seqlen_q,
                    shape.seqlen_k, row0, int64_t{smem.place.column_tile} * Config::kBlockN + lane_key);
-  } else {
+  } else if constexpr (kByBits<kM8>) {
     const uint32_t slots = step.work & kSlotBits;
-    if (kByBits<kM8> && ((slots & (slots - 1)) != 0 || with_both_ends(step.work) != 0)) {
+    if (slots == 0) return;
+    if ((slots & (slots - 1)) != 0 || with_both_ends(step.work) != 0) {
       clear_by_bits(weights, slots, smem.slots[stage], lane_key, row0);
-      return;
+    } else {
+      const int slot = __ffs(static_cast<int>(slots)) - 1;
+      clear_by_slot(weights, step.work, slot, smem.slots[stage][slot] + lane_key, row0);
     }
+  } else {
 #pragma unroll 1
-    for (uint32_t touching = slots; touching != 0; touching &= touching - 1) {
+    for (uint32_t touching = step.work & kSlotBits; touching != 0; touching &= touching - 1) {
       const int slot = __ffs(static_cast<int>(touching)) - 1;
       clear_by_slot(weights, step.work, slot, smem.slots[stage][slot] + lane_key, row0);
     }

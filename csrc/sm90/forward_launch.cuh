@@ -15,7 +15,10 @@ namespace flashmask::sm90 {
 
 template <class Config>
 SplitPlan split_plan_of(const ForwardParams& params) {
-  return plan_splits(params.shape, effective_mask(params.mask).heads, Config::kConsumers, Config::kBlockN);
+  // Consumers of the kernels beside this (configs/kernels.toml).
+  constexpr int kOthers = Config::kHeadDim == 64 || Config::kHeadDim == 128 ? 3 : 2;
+  return plan_splits(params.shape, effective_mask(params.mask).heads, Config::kConsumers, kOthers,
+                     Config::kBlockN);
 }
 
 // Whether the pre-pass has to run: Producer::has_tables().
