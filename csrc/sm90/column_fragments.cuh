@@ -68,44 +68,6 @@ __device__ __forceinline__ void clear_by_slot(float (&weights)[1][kM8][4], uint3
   });
 }
 
-// Whether two slots, or intervals with both ends in a tile, mask by clear_by_bits(): with 128 rows it is a
-// tenth faster, with 64 the kernel around it becomes slower than it gains (docs/kernel-notes.md).
-template <int kM8>
-inline constexpr bool kByBits = kM8 > 8;
-
-// Bits of the rows among the 32 from `first` on that are `row` or later.
-__device__ __forceinline__ uint32_t rows_from(int row, int first) {
-  return __funnelshift_lc(0u, ~0u, __viaddmin_s32_relu(row, -first, 32));
-}
-
-// Puts the weights to 0 that any of the slots of the set `slots` masks, which one key's look at one bit says:
-// two compares for either end would take longer. `tile` holds the slots of the tile's keys, this lane's first
-// is `lane_key`.
-template <int kM8, int kBlockN>
-__device__ __forceinline__ void clear_by_bits(float (&weights)[1][kM8][4], uint32_t slots,
-                                              const Slot (*tile)[kBlockN], int lane_key, int row0) {
-  constexpr int kWords = (8 * kM8 + 31) / 32;
-  uint32_t masked[2][kWords]{};  // of this lane's two keys, bit i of word w: its row 32 w + i
-#pragma unroll 1
-  for (; slots != 0; slots &= slots - 1) {
-    const Slot* slot = tile[__ffs(static_cast<int>(slots)) - 1] + lane_key;
-#pragma unroll
-    for (int h = 0; h < 2; ++h) {
-      const auto [start, end] = slot[8 * h];
-#pragma unroll
-      for (int w = 0; w < kWords; ++w)
-        masked[h][w] |= rows_from(start, row0 + 32 * w) & ~rows_from(end, row0 + 32 * w);
-    }
-  }
-#pragma unroll
-  for (int n = 0; n < kM8; ++n) {
-#pragma unroll
-    for (int e = 0; e < 4; ++e) {
-      if (masked[e / 2][n / 4] & 1u << (8 * (n % 4) + e % 2)) weights[0][n][e] = 0.f;
-    }
-  }
-}
-
 // The same of what the dense matrix [Sq, Sk] masks; here row0 and key0 count from its origin.
 template <int kM8>
 __device__ __forceinline__ void clear_by_dense(float (&weights)[1][kM8][4], const uint8_t* dense,
@@ -133,15 +95,6 @@ __device__ __forceinline__ void clear_masked(float (&weights)[1][kM8][4], const 
     const int head = step.tile / arguments.rows.tiles % shape.heads_q;
     clear_by_dense(weights, dense_plane(arguments.mask, shape, smem.place.batch, head), shape.seqlen_q,
                    shape.seqlen_k, row0, int64_t{smem.place.column_tile} * Config::kBlockN + lane_key);
-  } else if constexpr (kByBits<kM8>) {
-    const uint32_t slots = step.work & kSlotBits;
-    if (slots == 0) return;
-    if ((slots & (slots - 1)) != 0 || with_both_ends(step.work) != 0) {
-      clear_by_bits(weights, slots, smem.slots[stage], lane_key, row0);
-    } else {
-      const int slot = __ffs(static_cast<int>(slots)) - 1;
-      clear_by_slot(weights, step.work, slot, smem.slots[stage][slot] + lane_key, row0);
-    }
   } else {
 #pragma unroll 1
     for (uint32_t touching = step.work & kSlotBits; touching != 0; touching &= touching - 1) {

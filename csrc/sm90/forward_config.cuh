@@ -20,8 +20,8 @@ struct ForwardArguments {
   ForwardParams params;
   MaskTiles mask;
   int row_tiles;
-  int work_count;    // row_tiles * Hq * B, or what SplitWork counts
-  unsigned* ticket;  // zeroed; how many of the work_count blocks have taken beyond their first; null: none
+  int work_count;        // row_tiles * Hq * B, or what SplitWork counts
+  unsigned* ticket;      // zeroed; the next row tile that nobody has taken, see kFirstByBlock
   float exponent_scale;  // exponent_scale(softmax_scale)
   bool negated;          // softmax_scale < 0
   SplitArguments split;
@@ -88,6 +88,9 @@ struct ForwardConfig {
   static constexpr bool kSplit = kSplit_;   // few query rows: row tiles and key columns as SplitPlan says
   static constexpr bool kBare = kBare_;     // no index vectors: nothing or causality masks
   static constexpr int kSlots = kBare ? 1 : kMaxSlots;
+  // A block's first row tile is that of its own number, and the ticket counts those after; it is null in
+  // calls of one wave. Elsewhere this would cost the producer a spill.
+  static constexpr bool kFirstByBlock = kBare || kSplit;
   static constexpr bool kDropout = false;
   static constexpr bool kDeterministic = false;
   static constexpr int kThreads = 128 * (1 + kConsumers);

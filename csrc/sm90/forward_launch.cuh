@@ -121,7 +121,9 @@ cudaError_t launch_forward(const ForwardParams& params) {
   error = current_device_attribute(cudaDevAttrMultiProcessorCount, &multiprocessors);
   if (error != cudaSuccess) return error;
   const int blocks = std::min(multiprocessors, arguments.work_count);
-  if (blocks < arguments.work_count) arguments.ticket = reinterpret_cast<unsigned*>(workspace);
+  if (!Config::kFirstByBlock || blocks < arguments.work_count) {
+    arguments.ticket = reinterpret_cast<unsigned*>(workspace);
+  }
   if (tables) {
     error = launch_mask_prepass(mask, shape, arguments.mask, chain, arguments.ticket);
   } else if (arguments.ticket != nullptr) {

@@ -17,7 +17,7 @@ class Producer {
       : arguments_(arguments), smem_(smem), lane_(lane) {}
 
   __device__ __forceinline__ void run() {
-    int number = static_cast<int>(blockIdx.x);
+    int number = Config::kFirstByBlock ? static_cast<int>(blockIdx.x) : __shfl_sync(~0u, take_ticket(), 0);
     while (number < arguments_.work_count) {
       const int next = take_ticket();  // ahead of its use, so that the round trip is hidden
       produce(typename Config::Work(number, arguments_));
@@ -39,8 +39,12 @@ class Producer {
 
   // Lane 0's value counts. Not atomicAdd(): ptxas joins those of a warp and waits for the result at once.
   __device__ __forceinline__ int take_ticket() {
-    if (arguments_.ticket == nullptr) return INT_MAX;
-    return lane_ == 0 ? static_cast<int>(gridDim.x + atomicInc(arguments_.ticket, INT_MAX)) : 0;
+    unsigned taken = 0;
+    if constexpr (Config::kFirstByBlock) {
+      if (arguments_.ticket == nullptr) return INT_MAX;
+      taken = gridDim.x;
+    }
+    return lane_ == 0 ? static_cast<int>(taken + atomicInc(arguments_.ticket, INT_MAX)) : 0;
   }
 
   // Whether the pre-pass has run. Without indices it need not: what is visited and masked is known.
