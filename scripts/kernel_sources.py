@@ -113,8 +113,8 @@ def nvcc_flags(source: str, targets: Iterable[str] = DEFAULT_CUDA_TARGETS) -> li
     host = ["-Xcompiler", "-fPIC,-fvisibility=hidden"]
     # The Hopper kernels use what only sm_90a has.
     hopper = Path(source).name.startswith("sm90_")
-    # What both families share waits, on a Hopper, for kernels before it as only code for 9.0 does (KernelChain).
+    # What the families share waits on a Hopper for kernels before it, as only code for 9.0 does: KernelChain.
     if not Path(source).name.startswith("sm80_"):
-        targets = ["90" if target == "80-on-90" else target for target in targets]
+        targets = dict.fromkeys("90" if target == "80-on-90" else target for target in targets)
     code = [HOPPER_TARGET] if hopper else [CUDA_TARGETS[target] for target in targets]
     return ["-std=c++17", "-O3", *host, *level, *code]

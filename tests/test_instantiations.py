@@ -23,6 +23,18 @@ def test_the_file_is_taken(config: Config) -> None:
     }
 
 
+def test_the_split_plan_knows_the_kernels_beside(config: Config) -> None:
+    """split_plan_of() of sm90/forward_launch.cuh compares with kernels of so many consumers."""
+    beside = {
+        (entry["head_dim"][0], entry["tiles"]["consumers"])
+        for entry in config["sm90"]["forward"]
+        if {"plain", "bare"} & set(entry["variants"])
+    }
+    text = (generate.ROOT / "csrc" / "sm90" / "forward_launch.cuh").read_text()
+    assert "kOthers = Config::kHeadDim == 64 || Config::kHeadDim == 128 ? 3 : 2" in text
+    assert beside == {(dim, 3 if dim in (64, 128) else 2) for dim in (64, 96, 128, 192, 256)}
+
+
 @pytest.mark.parametrize(
     "spoil",
     [

@@ -13,7 +13,7 @@ namespace flashmask {
 
 // Every kernel of a chain calls this before it reads what kernels before it wrote, or writes what they read:
 // it returns when the one before has ended and what it wrote can be seen. As that one has waited likewise, so
-// have all before it.
+// have all before it. What they wrote is not constant for this kernel: no __ldg(), no __restrict__.
 __device__ __forceinline__ void wait_for_kernels_before() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");
@@ -21,7 +21,8 @@ __device__ __forceinline__ void wait_for_kernels_before() {
 }
 
 // When all blocks of a kernel have called this, or ended, blocks of the next one may start where there is
-// room. There is none beside blocks that take a whole multiprocessor, so nobody keeps them from starting.
+// room. So all blocks of the one before have their places, and nobody who waits keeps them from starting. The
+// last kernel of a call does not call it: who comes next is not known to wait.
 __device__ __forceinline__ void let_next_kernel_start() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
@@ -30,8 +31,8 @@ __device__ __forceinline__ void let_next_kernel_start() {
 
 class KernelChain {
  public:
-  // `overlap`: whether a kernel may start before the one before it has ended. Devices before Hopper cannot; and
-  // all of the chain's kernels must have been compiled for compute capability 9.0, or they do not wait.
+  // `overlap`: whether a kernel may start before the one before it has ended. Devices before Hopper cannot;
+  // and all of the chain's kernels must have been compiled for compute capability 9.0, or they do not wait.
   KernelChain(cudaStream_t stream, bool overlap) : stream_(stream), overlap_(overlap) {}
 
   // The first kernel waits for all that the stream holds, as kernels do.
@@ -54,10 +55,11 @@ class KernelChain {
     config.dynamicSmemBytes = static_cast<size_t>(smem_bytes);
     config.stream = stream_;
     config.attrs = &early;
-    config.numAttrs = overlap_ && !empty_ ? 1 : 0;
-    empty_ = false;
-    cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
-    return cudaGetLastError();
+    config.numAttrs = overlap_ && !first_ ? 1 : 0;
+    first_ = false;
+    const cudaError_t error = cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
+    if (error != cudaSuccess) cudaGetLastError();  // or whoever asks next takes it for theirs
+    return error;
   }
 
   cudaStream_t stream() const { return stream_; }
@@ -65,7 +67,7 @@ class KernelChain {
  private:
   cudaStream_t stream_;
   bool overlap_;
-  bool empty_ = true;
+  bool first_ = true;
 };
 
 }  // namespace flashmask

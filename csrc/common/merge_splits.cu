@@ -24,8 +24,7 @@ __device__ __forceinline__ float warp_sum(float x) {
 // One warp a row of [B, Hq, Sq]; a lane has four columns of each 128.
 template <typename Element>
 __global__ void __launch_bounds__(kMergeThreads)
-    merge_splits_kernel(const ForwardParams params, int splits, const float* __restrict__ lse,
-                        const float* __restrict__ o) {
+    merge_splits_kernel(const ForwardParams params, int splits, const float* lse, const float* o) {
   constexpr int kParts = 2;
   static_assert(kParts * 128 >= kMaxHeadDimV, "a row's columns are all held at once");
   wait_for_kernels_before();

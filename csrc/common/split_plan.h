@@ -29,17 +29,21 @@ constexpr bool is_worthwhile(const SplitPlan& plan) {
   return plan.pack > 1 || plan.splits > 1 || plan.ends_first;
 }
 
-inline constexpr int64_t kSplitWave = 132;  // multiprocessors
+inline constexpr int64_t kSplitWave = 132;  // kWave of tile_order.cuh, which is not for the host alone
 
 // Whether row tiles of `warpgroups` times 64 rows let a call of equal row tiles end first, and not those of
-// `others` times 64: what is left for the last wave may be more than what tiles of more rows gain.
+// `others` times 64: what is left for the last wave may be more than what tiles of more rows gain. Of a few
+// waves, and of rows that fill tiles: a warpgroup without rows costs a tile next to nothing.
 inline bool ends_first(const Shape& shape, int warpgroups, int others) {
   constexpr double kSlower = 1.4;  // a row in a lower tile: 1.24 at D=128 and 1.39 at D=64, measured
-  const auto time = [&](int groups) {
+  constexpr int64_t kMostWaves = 4, kFewestRows = 512;
+  const auto waves = [&](int groups) {
     const int64_t tiles = ceil_div(shape.seqlen_q, groups * kWarpgroupRows) * shape.heads_q * shape.batch;
-    return static_cast<double>(groups * ceil_div(tiles, kSplitWave));
+    return ceil_div(tiles, kSplitWave);
   };
-  return kSlower * time(warpgroups) < time(others);
+  if (shape.seqlen_q < kFewestRows || waves(warpgroups) > kMostWaves) return false;
+  return kSlower * static_cast<double>(warpgroups * waves(warpgroups)) <
+         static_cast<double>(others * waves(others));
 }
 
 // How many splits let `items` row tiles of `tiles` column tiles each end first. Times in units of a column

@@ -529,8 +529,9 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     prefetch_descriptor(&arguments.q);
     prefetch_descriptor(&arguments.dout);
   }
-  let_next_kernel_start();
+  if (arguments.parts > 1 || arguments.params.dq.data != nullptr) let_next_kernel_start();
   wait_for_kernels_before();
+  fence_async_global();  // bulk copies too see what they wrote
   if constexpr (Config::kTickets) {
     if (threadIdx.x == 0) smem.first = atomicAdd(arguments.ticket, 1);
   }

@@ -142,7 +142,7 @@ class PartWriter {
     for (int parity = 0;; parity ^= 1) {
       smem_.part_full[group_].wait(parity);
       const typename Config::Part part = smem_.parts[group_];
-      if (part.tile < 0) return;
+      if (part.tile < 0) break;
       bool first = false;
       if (wanted) {
         if (!cleared && part.tile != stored) first = is_first(visits + part.tile);
@@ -160,6 +160,7 @@ class PartWriter {
       stored = part.next >= 0 && load_acquire(visits + part.next) == kStored ? part.next : -1;
       fence_async_global();
     }
+    bulk_wait();  // the conversion may start before this kernel has ended
   }
 
   // What `visits` of a row tile holds: 0, then kClaimed by the first to come, then kStored when there is

@@ -450,11 +450,12 @@ __global__ void __launch_bounds__(Config::kThreads, 1)
     if (!Config::kSplit) prefetch_descriptor(&arguments.o);
   }
   if constexpr (Config::kSplit) {
-    let_next_kernel_start();
+    if (arguments.split.o != nullptr) let_next_kernel_start();  // the merge
     clear_unused_q<Config>(smem.q[0], arguments.split.plan);
   }
   __syncthreads();
   wait_for_kernels_before();
+  fence_async_global();  // bulk copies too see what they wrote
   if (warp < 4) {
     shrink_registers<Config::kProducerRegisters>();
     if (warp == 0) {

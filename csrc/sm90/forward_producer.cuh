@@ -81,7 +81,8 @@ class Producer {
     return {!causal_covers(range, diagonal), touched ? 1u | 1u << kEndShift : 0u};
   }
 
-  // The masked rows of a tile's columns, as the pre-pass would have written them.
+  // The masked rows of a tile's columns. Where there are none the interval is empty in another way than the
+  // pre-pass's, which serves as well: starts are looked at together with ends, or not at all.
   __device__ __forceinline__ void write_slots(Slot* slots, int tile) const {
     const Shape& shape = arguments_.params.shape;
     for (int c = lane_; c < Config::kBlockN; c += 32) {

@@ -23,8 +23,8 @@ struct LaneBits {
 __device__ __forceinline__ uint32_t bits_from(int row) { return __funnelshift_lc(0u, ~0u, 2 * row); }
 
 // `rows_of(row)` is the first of the warp's rows that is query row `row` or later, in [0, 16], for the rows
-// that the pre-pass leaves in slots: from 0 on, and of an empty slot INT_MAX, whatever its end. The rows that
-// a slot masks in two neighbouring columns, as bits 2 r (left) and 2 r + 1 (right).
+// that lie in slots: from 0 on, and of an empty one INT_MAX, whatever its end, or its end itself. The rows
+// that a slot masks in two neighbouring columns, as bits 2 r (left) and 2 r + 1 (right).
 template <class RowsOf>
 __device__ __forceinline__ uint32_t masked_rows(const int4& pair, RowsOf rows_of) {
   const uint32_t left = bits_from(rows_of(pair.x)) & ~bits_from(rows_of(pair.y));

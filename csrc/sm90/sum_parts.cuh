@@ -59,9 +59,9 @@ __global__ void sum_parts_kernel(const __grid_constant__ BackwardArguments argum
   constexpr int kPieces = kDkPieces + Config::kHeadDimV / GradientPiece::kColumns;
   static_assert(Config::kBlockN == GradientPiece::kRows, "eight warps of 16 keys");
   __shared__ __align__(1024) char shared[GradientPiece::kBytes];
-  let_next_kernel_start();
-  wait_for_kernels_before();
   const BackwardParams& params = arguments.params;
+  if (params.dq.data != nullptr) let_next_kernel_start();  // its conversion
+  wait_for_kernels_before();
   const Shape& shape = params.shape;
   int number = static_cast<int>(blockIdx.x);
   const int piece = number % kPieces;
