@@ -13,7 +13,9 @@ namespace flashmask {
 
 // Every kernel of a chain calls this before it reads what kernels before it wrote, or writes what they read:
 // it returns when the one before has ended and what it wrote can be seen. As that one has waited likewise, so
-// have all before it. What they wrote is not constant for this kernel: no __ldg(), no __restrict__.
+// have all before it. What they wrote is not constant for this kernel: no __restrict__. (The tables of a mask
+// are read by __ldg() all the same, as other loads cost spills: nobody has read them before, and by the
+// listings no kernel has a global access before its wait, ACQBULK.)
 __device__ __forceinline__ void wait_for_kernels_before() {
 #if __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.wait;" ::: "memory");

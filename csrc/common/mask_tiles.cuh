@@ -105,7 +105,7 @@ __device__ __forceinline__ const uint8_t* dense_plane(const MaskTiles& mask, con
 }
 
 __device__ __forceinline__ SlotExtremes load_extremes(const SlotExtremes* pointer) {
-  const int4 v = *reinterpret_cast<const int4*>(pointer);
+  const int4 v = __ldg(reinterpret_cast<const int4*>(pointer));
   return {v.x, v.y, v.z, v.w};
 }
 

@@ -26,11 +26,11 @@ struct TileOrder {
 
   // How many heads take turns; 0: none do.
   __device__ __forceinline__ int turns() const {
-    return heads_in_turns != nullptr ? *heads_in_turns : known_in_turns;
+    return heads_in_turns != nullptr ? __ldg(heads_in_turns) : known_in_turns;
   }
 
   __device__ __forceinline__ int tile(int batch, int head, int rank) const {
-    return tiles[batch * batch_stride + head * head_stride + rank];
+    return __ldg(tiles + batch * batch_stride + head * head_stride + rank);
   }
 };
 

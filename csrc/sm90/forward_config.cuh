@@ -88,6 +88,9 @@ struct ForwardConfig {
   static constexpr bool kSplit = kSplit_;   // few query rows: row tiles and key columns as SplitPlan says
   static constexpr bool kBare = kBare_;     // no index vectors: nothing or causality masks
   static constexpr int kSlots = kBare ? 1 : kMaxSlots;
+  // Whether calls without index vectors need no pre-pass. At larger head dims the producer of splits would
+  // spill.
+  static constexpr bool kKnowsMasks = kBare || (kSplit && kHeadDim <= 128);
   // A block's first row tile is that of its own number, and the ticket counts those after; it is null in
   // calls of one wave. Elsewhere this would cost the producer a spill.
   static constexpr bool kFirstByBlock = kBare || kSplit;

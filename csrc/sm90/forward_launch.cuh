@@ -24,7 +24,7 @@ SplitPlan split_plan_of(const ForwardParams& params) {
 // Whether the pre-pass has to run: Producer::has_tables().
 template <class Config>
 bool needs_tables(const Mask& mask) {
-  return !Config::kBare && (!Config::kSplit || mask.indices != nullptr);
+  return !Config::kKnowsMasks || mask.indices != nullptr;
 }
 
 // Where things lie in the workspace; the ticket comes first.

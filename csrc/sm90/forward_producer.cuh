@@ -49,7 +49,7 @@ class Producer {
 
   // Whether the pre-pass has run. Without indices it need not: what is visited and masked is known.
   __device__ __forceinline__ bool has_tables() const {
-    return !Config::kBare && (!Config::kSplit || arguments_.mask.tiles != nullptr);
+    return !Config::kBare && (!Config::kKnowsMasks || arguments_.mask.tiles != nullptr);
   }
 
   __device__ __forceinline__ bool visits_group(const MaskPlane& plane, int group, int row_begin,
