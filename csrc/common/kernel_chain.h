@@ -1,7 +1,6 @@
-// The kernels of one call, one behind the other in a stream. Between two of them lie some microseconds: the
-// first one's last blocks, then the launch, then what every kernel begins with. Hopper can have the second
-// one's blocks start before the first has ended (programmatic dependent launch), which short calls consist
-// of.
+// The kernels of one call, one behind the other in a stream. Between two of them lie some microseconds, a
+// good part of short calls: the first one's last blocks, then the launch, then what every kernel begins with.
+// Hopper can have the second one's blocks start before the first has ended (programmatic dependent launch).
 #pragma once
 
 #include <cuda_runtime.h>

@@ -1,7 +1,7 @@
 // What the CUDA kernels see of a mask: per key column up to kMaxSlots intervals of masked rows, per column
 // tile the extremes of each, per group of 32 column tiles the extremes again. The pre-pass (mask_prepass.cu)
-// writes them once a call, in O(Sk), but for Hopper's forward without indices, which knows them. How many
-// slots there are is known here and there alone; kernels only loop over them.
+// writes them once a call, in O(Sk), but for those of Hopper's forward kernels that know masks without
+// indices (kKnowsMasks). How many slots there are is known here and there alone; kernels only loop over them.
 #pragma once
 
 #include <cuda_runtime.h>

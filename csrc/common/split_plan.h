@@ -21,7 +21,7 @@ struct SplitPlan {
   int32_t group_rows;  // query rows of a warpgroup: 64 / pack
   int32_t row_tiles;
   int32_t splits;   // of the key columns: column tiles [s * tiles / splits, (s + 1) * tiles / splits)
-  bool ends_first;  // the call, if tiles of this height are not even packed or split
+  bool ends_first;  // whether such row tiles are worthwhile even where nothing is packed or split
 };
 
 // Whether the plan differs from that of a kernel that neither packs nor splits.

@@ -139,6 +139,13 @@ def assert_matches(actual: Mapping[str, torch.Tensor], problem: Problem, name: s
         )
 
 
+def place_for(results: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Return what calls with results like these can all write ``into``, their workspaces too."""
+    into = {name: torch.empty_like(values) for name, values in results.items()}
+    into["workspace"] = torch.empty(2**28, dtype=torch.int8, device="cuda")
+    return into
+
+
 def assert_same_bits(
     actual: Mapping[str, torch.Tensor], expected: Mapping[str, torch.Tensor], name: str
 ) -> None:

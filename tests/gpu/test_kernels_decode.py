@@ -8,7 +8,15 @@ import pytest
 torch = pytest.importorskip("torch")
 
 from device_kernels import LAYOUTS, Kernels
-from device_problems import Problem, assert_matches, assert_same_bits, dense_mask, make_problem, run
+from device_problems import (
+    Problem,
+    assert_matches,
+    assert_same_bits,
+    dense_mask,
+    make_problem,
+    place_for,
+    run,
+)
 from kernel_calls import Options
 
 pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("kernels", ["cuda"], indirect=True)]
@@ -241,8 +249,7 @@ def test_no_merge_sees_what_the_call_before_left(
         for i in range(3)
     ]
     expected = [forward(kernels, x) for x in problems]
-    into = {name: torch.empty_like(values) for name, values in expected[0].items()}
-    into["workspace"] = torch.empty(2**26, dtype=torch.int8, device="cuda")
+    into = place_for(expected[0])
     different = torch.zeros((), dtype=torch.bool, device="cuda")
     for repeat in range(300):
         x, first = problems[repeat % 3], expected[repeat % 3]

@@ -20,6 +20,7 @@ from device_problems import (
     dense_mask,
     dropout_keep,
     make_problem,
+    place_for,
     run,
 )
 from kernel_calls import Options
@@ -330,8 +331,7 @@ def test_a_thousand_deterministic_repeats_are_identical(
     x = repeated_problem(seed, head_dims, 0.0)
     first = run(kernels, x)
     # Kept, and looked at once: the host would take longer than the kernels.
-    into = {name: torch.empty_like(values) for name, values in first.items()}
-    into["workspace"] = torch.empty(2**28, dtype=torch.int8, device="cuda")
+    into = place_for(first)
     different = torch.zeros((), dtype=torch.bool, device="cuda")
     for _ in range(1000):
         for name in first:
@@ -373,8 +373,7 @@ def test_no_kernel_sees_what_the_call_before_left(
             )
         )
     expected = [run(kernels, problem) for problem in problems]
-    into = {name: torch.empty_like(values) for name, values in expected[0].items()}
-    into["workspace"] = torch.empty(2**28, dtype=torch.int8, device="cuda")
+    into = place_for(expected[0])
     different = torch.zeros((), dtype=torch.bool, device="cuda")
     for repeat in range(150):
         x, first = problems[repeat % 3], expected[repeat % 3]
