@@ -58,30 +58,28 @@ __global__ void __launch_bounds__(kPrepassThreads)
   const int64_t first_slot = plane * out.slot_count;
   const int64_t padded_columns = int64_t{out.tile_count} * out.block_n;
 
-  for (int t = warp; t < kTilesPerGroup; t += kPrepassThreads / 32) {
-    const int tile = group * kTilesPerGroup + t;
-    SlotExtremes extremes[kMaxSlots] = {no_columns(), no_columns(), no_columns()};
-    if (tile < out.tile_count) {
-      for (int c = lane; c < out.block_n; c += 32) {
-        const int64_t column = int64_t{tile} * out.block_n + c;
-        Interval slots[kMaxSlots];
-        column_slots(mask, indices, shape, column, slots);
+  const int tile = group * kTilesPerGroup + warp;
+  SlotExtremes extremes[kMaxSlots] = {no_columns(), no_columns(), no_columns()};
+  if (tile < out.tile_count) {
+    for (int c = lane; c < out.block_n; c += 32) {
+      const int64_t column = int64_t{tile} * out.block_n + c;
+      Interval slots[kMaxSlots];
+      column_slots(mask, indices, shape, column, slots);
 #pragma unroll
-        for (int s = 0; s < kMaxSlots; ++s) {
-          if (s >= out.slot_count) break;
-          out.slots[(first_slot + s) * padded_columns + column] = {slots[s].start, slots[s].end};
-          if (column < shape.seqlen_k) extremes[s] = combine(extremes[s], extremes_of(slots[s]));
-        }
+      for (int s = 0; s < kMaxSlots; ++s) {
+        if (s >= out.slot_count) break;
+        out.slots[(first_slot + s) * padded_columns + column] = {slots[s].start, slots[s].end};
+        if (column < shape.seqlen_k) extremes[s] = combine(extremes[s], extremes_of(slots[s]));
       }
     }
+  }
 #pragma unroll
-    for (int s = 0; s < kMaxSlots; ++s) {
-      if (s >= out.slot_count) break;
-      extremes[s] = warp_combine(extremes[s]);
-      if (lane == 0) {
-        shared[s][t] = extremes[s];
-        if (tile < out.tile_count) out.tiles[(first_slot + s) * out.tile_count + tile] = extremes[s];
-      }
+  for (int s = 0; s < kMaxSlots; ++s) {
+    if (s >= out.slot_count) break;
+    extremes[s] = warp_combine(extremes[s]);
+    if (lane == 0) {
+      shared[s][warp] = extremes[s];
+      if (tile < out.tile_count) out.tiles[(first_slot + s) * out.tile_count + tile] = extremes[s];
     }
   }
   __syncthreads();

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "common/host_device.h"
+#include "common/wave.h"
 #include "flashmask/params.h"
 
 namespace flashmask {
@@ -29,8 +30,6 @@ constexpr bool is_worthwhile(const SplitPlan& plan) {
   return plan.pack > 1 || plan.splits > 1 || plan.ends_first;
 }
 
-inline constexpr int64_t kSplitWave = 132;  // kWave of tile_order.cuh, which is not for the host alone
-
 // Whether row tiles of `warpgroups` times 64 rows let a call of equal row tiles end first, and not those of
 // `others` times 64: what is left for the last wave may be more than what tiles of more rows gain. Of a few
 // waves, and of rows that fill tiles: a warpgroup without rows costs a tile next to nothing.
@@ -39,7 +38,7 @@ inline bool ends_first(const Shape& shape, int warpgroups, int others) {
   constexpr int64_t kMostWaves = 4, kFewestRows = 512;
   const auto waves = [&](int groups) {
     const int64_t tiles = ceil_div(shape.seqlen_q, groups * kWarpgroupRows) * shape.heads_q * shape.batch;
-    return ceil_div(tiles, kSplitWave);
+    return ceil_div(tiles, kWave);
   };
   if (shape.seqlen_q < kFewestRows || waves(warpgroups) > kMostWaves) return false;
   return kSlower * static_cast<double>(warpgroups * waves(warpgroups)) <
@@ -51,12 +50,12 @@ inline bool ends_first(const Shape& shape, int warpgroups, int others) {
 inline int32_t split_count(int64_t items, int64_t tiles) {
   constexpr int64_t kFewestTiles = 2;
   const auto time = [&](int64_t splits) {
-    const int64_t waves = ceil_div(items * splits, kSplitWave);
+    const int64_t waves = ceil_div(items * splits, kWave);
     return splits == 1 ? waves * (tiles + 2) : waves * (ceil_div(tiles, splits) + 4) + 3;
   };
-  if (items >= 4 * kSplitWave) return 1;  // the last wave costs little
+  if (items >= 4 * kWave) return 1;  // the last wave costs little
   int64_t best = 1;
-  for (int64_t splits = 2; splits * kFewestTiles <= tiles && items * splits <= 16 * kSplitWave; ++splits) {
+  for (int64_t splits = 2; splits * kFewestTiles <= tiles && items * splits <= 16 * kWave; ++splits) {
     if (time(splits) < time(best)) best = splits;
   }
   return static_cast<int32_t>(best);

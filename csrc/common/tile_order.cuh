@@ -11,11 +11,11 @@
 #pragma once
 
 #include "common/mask_tiles.cuh"
+#include "common/wave.h"
 
 namespace flashmask {
 
-inline constexpr int kWave = 132;  // blocks that run at once: a constant, so that plans hang on shapes alone
-inline constexpr int kMostOrdered = 32 * kWave;
+inline constexpr int kMostOrdered = 32 * static_cast<int>(kWave);
 
 struct TileOrder {
   int32_t* tiles;           // [Bm, Hm == 1 ? 1 : heads, count]: the tile of each rank; null: by position

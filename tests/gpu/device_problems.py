@@ -6,7 +6,7 @@ tokens fit; test_device_problems.py holds it against paddle_flashmask.reference.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 import torch
@@ -144,6 +144,40 @@ def place_for(results: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
     into = {name: torch.empty_like(values) for name, values in results.items()}
     into["workspace"] = torch.empty(2**28, dtype=torch.int8, device="cuda")
     return into
+
+
+def run_into(kernels: Kernels, problem: Problem, into: Mapping[str, torch.Tensor]) -> None:
+    """Both passes, ``into`` such a place."""
+    x = problem
+    kernels.forward(x.q, x.k, x.v, x.options, into=into)
+    kernels.backward(x.q, x.k, x.v, into["out"], into["lse"], x.dout, x.options, dlse=x.dlse, into=into)
+
+
+def assert_turns_are_identical(
+    call: Callable[[Problem, Mapping[str, torch.Tensor]], None],
+    problems: Sequence[Problem],
+    expected: Sequence[Mapping[str, torch.Tensor]],
+    rounds: int,
+    but: Collection[str] = (),
+) -> None:
+    """Call with one problem after the other, all ``into`` one place: zeros of either sign differ.
+
+    What differs is kept and looked at once: the host would take longer than the kernels.
+    """
+    into = place_for(expected[0])
+    different = torch.zeros((), dtype=torch.bool, device="cuda")
+    for _ in range(rounds):
+        for problem, results in zip(problems, expected, strict=True):
+            for name in results:
+                into[name].fill_(torch.nan)
+            call(problem, into)
+            for name in results.keys() - set(but):
+                different |= (_bits(into[name]) != _bits(results[name])).any()
+    assert not different
+
+
+def _bits(values: torch.Tensor) -> torch.Tensor:
+    return values.view({2: torch.int16, 4: torch.int32}[values.element_size()])
 
 
 def assert_same_bits(

@@ -12,9 +12,9 @@ from device_problems import (
     Problem,
     assert_matches,
     assert_same_bits,
+    assert_turns_are_identical,
     dense_mask,
     make_problem,
-    place_for,
     run,
 )
 from kernel_calls import Options
@@ -249,14 +249,9 @@ def test_no_merge_sees_what_the_call_before_left(
         for i in range(3)
     ]
     expected = [forward(kernels, x) for x in problems]
-    into = place_for(expected[0])
-    different = torch.zeros((), dtype=torch.bool, device="cuda")
-    for repeat in range(300):
-        x, first = problems[repeat % 3], expected[repeat % 3]
-        kernels.forward(x.q, x.k, x.v, x.options, into=into)
-        for name, values in first.items():
-            different |= (into[name] != values).any()
-    assert not different
+    assert_turns_are_identical(
+        lambda x, into: kernels.forward(x.q, x.k, x.v, x.options, into=into), problems, expected, rounds=100
+    )
 
 
 # How the work is divided: by shapes alone.

@@ -17,7 +17,7 @@ torch = pytest.importorskip("torch")
 
 from ckernels import KernelError
 from device_kernels import GRADIENTS, LAYOUTS, Kernels, placed
-from device_problems import Problem, assert_matches, assert_same_bits, make_problem, run
+from device_problems import Problem, assert_matches, assert_same_bits, make_problem, place_for, run, run_into
 from kernel_calls import Options
 
 from paddle_flashmask.masks import ColumnMask, causal_document, registry
@@ -355,6 +355,35 @@ def test_launches_to_the_current_stream(kernels: Kernels, seed: int, direction: 
         done = side.record_event()
     torch.cuda.current_stream().wait_event(done)
     assert_same_bits(results, {name: expected[name] for name in results}, direction)
+
+
+@pytest.mark.parametrize("mask", ["causal_document", "causal", "full"])
+@pytest.mark.parametrize(("seqlen_q", "heads"), [(300, (2, 2)), (2, (8, 2)), (700, (64, 8))], ids=str)
+def test_a_graph_replays_captured_calls(
+    kernels: Kernels, seed: int, seqlen_q: int, heads: tuple[int, int], mask: str
+) -> None:
+    """Kernels of a call hang together otherwise than by the stream's order; with splits over keys too."""
+    options = options_of(registry.make(mask, 700), deterministic=True)
+    x = make_problem(
+        seed, seqlen_q=seqlen_q, seqlen_k=700, heads_q=heads[0], heads_k=heads[1], options=options
+    )
+    expected = run(kernels, x)
+    into = place_for(expected)
+    inputs = {name: getattr(x, name) for name in (*INPUTS, "dlse")}
+    late = {name: torch.full_like(tensor, torch.nan) for name, tensor in inputs.items()}
+    indices = None if options.indices is None else torch.zeros_like(options.indices)
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph):
+        run_into(kernels, replace(x, **late, options=replace(options, indices=indices)), into)
+    for name, tensor in inputs.items():
+        late[name].copy_(tensor)
+    if indices is not None:
+        indices.copy_(options.indices)
+    for _ in range(3):
+        for name in expected:
+            into[name].fill_(torch.nan)
+        graph.replay()
+        assert_same_bits({name: into[name] for name in expected}, expected, mask)
 
 
 @pytest.mark.skipif(torch.cuda.device_count() < 2, reason="needs two devices")

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import numpy as np
@@ -17,11 +17,12 @@ from device_problems import (
     Problem,
     assert_matches,
     assert_same_bits,
+    assert_turns_are_identical,
     dense_mask,
     dropout_keep,
     make_problem,
-    place_for,
     run,
+    run_into,
 )
 from kernel_calls import Options
 
@@ -315,11 +316,6 @@ def test_deterministic_repeats_are_identical(
     assert_repeats_are_identical(kernels, repeated_problem(seed, head_dims, dropout_p), repeats=50)
 
 
-def bits_of(values: torch.Tensor) -> torch.Tensor:
-    """As integers: zeros of either sign differ."""
-    return values.view({2: torch.int16, 4: torch.int32}[values.element_size()])
-
-
 @pytest.mark.parametrize(
     "head_dims", [(64, 64), (96, 96), (128, 128), (192, 128), (192, 192), (256, 256)], ids=str
 )
@@ -329,18 +325,7 @@ def test_a_thousand_deterministic_repeats_are_identical(
     if head_dims != (128, 128) and not isinstance(kernels, HopperKernels):
         pytest.skip("50 repeats will do where all head dims have one kernel")
     x = repeated_problem(seed, head_dims, 0.0)
-    first = run(kernels, x)
-    # Kept, and looked at once: the host would take longer than the kernels.
-    into = place_for(first)
-    different = torch.zeros((), dtype=torch.bool, device="cuda")
-    for _ in range(1000):
-        for name in first:
-            into[name].fill_(torch.nan)
-        kernels.forward(x.q, x.k, x.v, x.options, into=into)
-        kernels.backward(x.q, x.k, x.v, into["out"], into["lse"], x.dout, x.options, dlse=x.dlse, into=into)
-        for name, values in first.items():
-            different |= (bits_of(into[name]) != bits_of(values)).any()
-    assert not different
+    assert_turns_are_identical(partial(run_into, kernels), [x], [run(kernels, x)], rounds=1000)
 
 
 # Without an order, with parts of query heads, and with an order too.
@@ -373,16 +358,8 @@ def test_no_kernel_sees_what_the_call_before_left(
             )
         )
     expected = [run(kernels, problem) for problem in problems]
-    into = place_for(expected[0])
-    different = torch.zeros((), dtype=torch.bool, device="cuda")
-    for repeat in range(150):
-        x, first = problems[repeat % 3], expected[repeat % 3]
-        kernels.forward(x.q, x.k, x.v, x.options, into=into)
-        kernels.backward(x.q, x.k, x.v, into["out"], into["lse"], x.dout, x.options, dlse=x.dlse, into=into)
-        for name, values in first.items():
-            if deterministic or name != "dq":
-                different |= (bits_of(into[name]) != bits_of(values)).any()
-    assert not different
+    but = () if deterministic else ("dq",)
+    assert_turns_are_identical(partial(run_into, kernels), problems, expected, rounds=50, but=but)
 
 
 # Dropout.
