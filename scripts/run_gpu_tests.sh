@@ -15,6 +15,7 @@ cd "$(dirname "$0")/.."
 python3 -c 'import torch, sys; sys.exit("torch sees no CUDA device" if not torch.cuda.is_available() else 0)'
 
 processes=${1:-8}
+export OMP_NUM_THREADS=${OMP_NUM_THREADS:-2} # or every process takes all cores
 export logs=outputs/gpu_tests
 mkdir -p "$logs"
 rm -f "$logs"/*.log
