@@ -362,7 +362,7 @@ def test_launches_to_the_current_stream(kernels: Kernels, seed: int, direction: 
 def test_a_graph_replays_captured_calls(
     kernels: Kernels, seed: int, seqlen_q: int, heads: tuple[int, int], mask: str
 ) -> None:
-    """Kernels of a call hang together otherwise than by the stream's order; with splits over keys too."""
+    """Kernels of a call hang together otherwise than by the stream's order."""
     options = options_of(registry.make(mask, 700), deterministic=True)
     x = make_problem(
         seed, seqlen_q=seqlen_q, seqlen_k=700, heads_q=heads[0], heads_k=heads[1], options=options
