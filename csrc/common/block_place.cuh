@@ -7,12 +7,12 @@
 namespace flashmask {
 
 // In free order a head's column tiles ascend, so under causality the longest come first, or come as
-// `order.tiles` says. In deterministic order (`order` has heads_in_turns alone) a head's column tiles
-// descend, so that a column tile waits only for lower numbers, and heads take turns for a reason of their
-// own: where all column tiles visit the same few rows (global tokens, the last of causal blocks) the chain of
-// hand-overs through one head is longer than its share of the work, so it has to pass under the work of other
-// heads. How many are in turns is what L2 holds of what the blocks that run share, more of it where there is
-// such a chain (heads_choice_kernel in mask_prepass.cu).
+// `order.tiles` says. In deterministic order a head's column tiles descend, so that a column tile waits only
+// for lower numbers, and heads take turns for a reason of their own: where all column tiles visit the same
+// few rows (global tokens, the last of causal blocks) the chain of hand-overs through one head is longer than
+// its share of the work, so it has to pass under the work of other heads. How many are in turns is what L2
+// holds of what the blocks that run share, more of it where there is such a chain (deterministic_order_kernel
+// in mask_prepass.cu).
 //
 // Any number of heads from 1 on is safe: a head's column tiles descend with the number whatever it
 // is. Nor do results depend on it: a row tile's column tiles add in descending order, however many heads run

@@ -1,6 +1,6 @@
 // The pre-pass: startend_row_indices -> MaskTiles. One thread block per group of 32 column tiles of one mask
 // plane. And what else is known from the mask before a main kernel starts: the order in which it takes its
-// tiles, and how many heads take turns.
+// tiles, how many heads take turns, and where column tiles begin to walk.
 #include <algorithm>
 
 #include "common/device.h"
@@ -131,50 +131,71 @@ __device__ int64_t count_visits(const MaskTiles& mask, const Shape& shape, int b
   return static_cast<int64_t>(visited);
 }
 
-// By how many steps the chain of hand-overs through the first or the last row tile outlasts the longest walk,
-// if a hand-over takes a step and all column tiles of the first mask plane start together: all of them come
-// to the first row tile at once, and to the last one when they have walked. Under causality they come one by
-// one as it is, and nothing is outlasted. Called by a whole block of kChoiceThreads.
-__device__ int queue_in_steps(const MaskTiles& mask, const Shape& shape, int block_m) {
-  __shared__ int at_first, begin, longest, latest;
-  if (threadIdx.x == 0) at_first = longest = latest = 0, begin = mask.tile_count;
+// Where column tiles of the first mask plane meet, that is at its first and its last row tile.
+struct Meeting {
+  // By how many steps the chain of hand-overs through one of the two outlasts the longest walk, if a
+  // hand-over takes a step and all column tiles start together: all of them come to the first row tile at
+  // once, and to the last one when they have walked. Under causality they come one by one as it is, and
+  // nothing is outlasted.
+  int queue;
+  int last_to_add;  // the lowest column tile that visits the last row tile; none: their number
+};
+
+// Called by a whole block of kChoiceThreads.
+__device__ Meeting find_meeting(const MaskTiles& mask, const Shape& shape, int block_m) {
+  __shared__ int at_first, last_to_add, longest, latest;
+  if (threadIdx.x == 0) at_first = longest = latest = 0, last_to_add = mask.tile_count;
   __syncthreads();
   const int row_tiles = static_cast<int>(ceil_div(shape.seqlen_q, block_m));
-  for (int tile = threadIdx.x; tile < mask.tile_count; tile += kChoiceThreads) {
+  const int column_tiles = mask.batch > 0 ? mask.tile_count : 0;
+  for (int tile = threadIdx.x; tile < column_tiles; tile += kChoiceThreads) {
     RowRuns runs;
     runs.build(mask, plane_at(mask, 0), tile, static_cast<int>(shape.seqlen_q), block_m, row_tiles);
     if (runs.next(0) == 0) atomicAdd(&at_first, 1);
     if (runs.next(row_tiles - 1) == row_tiles - 1) {
       const int walk = runs.count(row_tiles);
-      atomicMin(&begin, tile);  // the last to add, as column tiles descend
+      atomicMin(&last_to_add, tile);  // as column tiles descend
       atomicMax(&longest, walk);
       atomicMax(&latest, walk + tile);
     }
   }
   __syncthreads();
-  return max(at_first, latest - begin - longest);
+  return {max(at_first, latest - last_to_add - longest), last_to_add};
+}
+
+// DeterministicOrder::first_row_tile: where the last rows begin that `last_to_add` visits. 0, as if there
+// were no such thing, where it has one run from row 0 on: under causality, with global tokens, without a
+// mask.
+__device__ int row_tile_to_begin_at(const MaskTiles& mask, const Shape& shape, int block_m, int last_to_add) {
+  if (mask.batch == 0 || last_to_add == mask.tile_count) return 0;
+  const int row_tiles = static_cast<int>(ceil_div(shape.seqlen_q, block_m));
+  RowRuns runs;
+  runs.build(mask, plane_at(mask, 0), last_to_add, static_cast<int>(shape.seqlen_q), block_m, row_tiles);
+  return runs.last_begin(row_tiles);
 }
 
 // How many heads' steps, divided among the blocks that run, take twice as long as a chain of hand-overs
 // through all column tiles; 1 where there is no such chain. `visited` as count_visits() says.
 __device__ int64_t heads_that_hide_hand_overs(const MaskTiles& mask, const Shape& shape, int block_m,
-                                              int parts, int64_t visited) {
+                                              int parts, int64_t visited, int queue) {
   constexpr int64_t kTimes = 2;
   const int64_t planes = int64_t{mask.batch} * mask.heads;
-  if (planes == 0 || queue_in_steps(mask, shape, block_m) < mask.tile_count / 4) return 1;
+  if (planes == 0 || queue < mask.tile_count / 4) return 1;
   const int64_t steps_of_head = max(shape.heads_q / shape.heads_k / parts * visited / planes, int64_t{1});
   return ceil_div(kTimes * mask.tile_count * kWave, steps_of_head);
 }
 
 // One block.
-__global__ void heads_choice_kernel(const __grid_constant__ MaskTiles mask,
-                                    const __grid_constant__ Shape shape, int block_m, int64_t row_bytes,
-                                    int parts, int64_t l2_bytes, int32_t* heads_in_turns) {
+__global__ void deterministic_order_kernel(const __grid_constant__ MaskTiles mask,
+                                           const __grid_constant__ Shape shape, int block_m,
+                                           int64_t row_bytes, int parts, int64_t l2_bytes,
+                                           DeterministicOrder* order) {
   let_next_kernel_start();
   wait_for_kernels_before();
   const int64_t visited = count_visits(mask, shape, block_m);
-  const int64_t hiding = heads_that_hide_hand_overs(mask, shape, block_m, parts, visited);
+  const Meeting meeting = find_meeting(mask, shape, block_m);
   if (threadIdx.x == 0) {
+    const int64_t hiding = heads_that_hide_hand_overs(mask, shape, block_m, parts, visited, meeting.queue);
     const int64_t column_tiles = int64_t{mask.batch} * mask.heads * mask.tile_count;
     const int64_t bytes =
         max(shape.heads_q / shape.heads_k / parts *
@@ -182,7 +203,8 @@ __global__ void heads_choice_kernel(const __grid_constant__ MaskTiles mask,
             int64_t{1});
     // Nothing is lost while five eighths of L2 hold them; little while it does, and a chain costs more.
     const int64_t held = max(l2_bytes * 5 / 8 / bytes, min(hiding, l2_bytes * 7 / 8 / bytes));
-    *heads_in_turns = choose_heads_in_turns(shape.batch * shape.heads_k * parts, held);
+    order->heads_in_turns = choose_heads_in_turns(shape.batch * shape.heads_k * parts, held);
+    order->first_row_tile = row_tile_to_begin_at(mask, shape, block_m, meeting.last_to_add);
   }
 }
 
@@ -350,14 +372,14 @@ cudaError_t launch_mask_prepass(const Mask& mask, const Shape& shape, const Mask
   return chain.launch(mask_prepass_kernel, blocks, kPrepassThreads, 0, mask, shape, out, ticket);
 }
 
-cudaError_t launch_heads_choice(MaskTiles mask, const Shape& shape, int block_m, int64_t row_bytes, int parts,
-                                int32_t* heads_in_turns, KernelChain& chain) {
+cudaError_t set_deterministic_order(MaskTiles mask, const Shape& shape, int block_m, int64_t row_bytes,
+                                    int parts, DeterministicOrder* order, KernelChain& chain) {
   int l2_bytes = 0;
   const cudaError_t error = current_device_attribute(cudaDevAttrL2CacheSize, &l2_bytes);
   if (error != cudaSuccess) return error;
   mask.visit_all = 0;
-  return chain.launch(heads_choice_kernel, 1, kChoiceThreads, 0, mask, shape, block_m, row_bytes, parts,
-                      int64_t{l2_bytes}, heads_in_turns);
+  return chain.launch(deterministic_order_kernel, 1, kChoiceThreads, 0, mask, shape, block_m, row_bytes,
+                      parts, int64_t{l2_bytes}, order);
 }
 
 cudaError_t choose_by_visits(const Mask& mask, MaskTiles tiles, const Shape& shape, int block_m, int most,

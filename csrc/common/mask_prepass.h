@@ -14,11 +14,11 @@ cudaError_t launch_mask_prepass(const Mask& mask, const Shape& shape, const Mask
 
 // These choices are those of production in the test modes too: what they visit beyond it does not count.
 //
-// Writes how many heads of deterministic backward take turns (BlockPlace), at least 1, from what `mask`,
-// which the pre-pass has filled, visits in row tiles of block_m. `row_bytes` is what blocks share of a query
-// row. The query heads of a key head may be divided into parts, each of which counts as a head.
-cudaError_t launch_heads_choice(MaskTiles mask, const Shape& shape, int block_m, int64_t row_bytes, int parts,
-                                int32_t* heads_in_turns, KernelChain& chain);
+// Writes `order`, on the device, from what `mask`, which the pre-pass has filled, visits in row tiles of
+// block_m. `row_bytes` is what blocks share of a query row. The query heads of a key head may be divided into
+// parts, each of which counts as a head.
+cudaError_t set_deterministic_order(MaskTiles mask, const Shape& shape, int block_m, int64_t row_bytes,
+                                    int parts, DeterministicOrder* order, KernelChain& chain);
 
 // Whether a row tile of block_m is visited by more than `most` column tiles on average: without indices
 // `known`, at once, else `more`, on the device.

@@ -8,6 +8,11 @@
 // every other reaches that row later by itself: in ascending order all blocks would march through the rows in
 // step, and the triangle would take as long as the square.
 //
+// Where all column tiles visit the last rows and each has others of its own before them (causal blocks), who
+// has many of its own would come late to the last ones, and all who add after it wait. So all begin to walk
+// where the last rows begin, DeterministicOrder::first_row_tile, and come to their own when the chain has
+// passed. The sums of dK and dV are in that order too.
+//
 // A step need not wait when the turn has come before it asks. So it looks up who comes before it, and what
 // the counter holds, long before it adds: in the step, finding out must not take longer than not finding out.
 #pragma once

@@ -59,6 +59,13 @@ class RowRuns {
     return visited;
   }
 
+  // Where the last visited run begins; 0 where nothing is visited.
+  __device__ int last_begin(int row_tiles) const {
+    int last = 0;
+    for_each_visited_run(row_tiles, [&](int begin, int) { last = begin; });
+    return last;
+  }
+
   // Calls use(begin, end) for each run of visited row tiles, ascending.
   template <class Use>
   __device__ __forceinline__ void for_each_visited_run(int row_tiles, Use use) const {
@@ -99,6 +106,24 @@ class RowRuns {
   Run hidden_[kMaxSlots];
   Run touched_[kMaxSlots];
   SlotExtremes extremes_[kMaxSlots];  // loaded before any is looked at: one latency
+};
+
+// A walk over visited row tiles that begins somewhere, and comes last to those before it.
+struct RowWalk {
+  int begin;  // 0 once there is nothing before the part that is walked
+  int end;    // of that part; at first the number of row tiles
+
+  // The first visited row tile of the part that is not before `from`; none: the first of what was left; none:
+  // `row_tiles`.
+  __device__ __forceinline__ int next(const RowRuns& runs, int from, int row_tiles) {
+    int tile = runs.next(from);
+    if (tile >= end && begin > 0) {
+      end = begin;
+      begin = 0;
+      tile = runs.next(0);
+    }
+    return tile < end ? tile : row_tiles;
+  }
 };
 
 }  // namespace flashmask

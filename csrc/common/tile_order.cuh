@@ -34,6 +34,12 @@ struct TileOrder {
   }
 };
 
+// What deterministic backward goes by instead, found on the device from what the mask visits.
+struct DeterministicOrder {
+  int32_t heads_in_turns;  // at least 1; see BlockPlace
+  int32_t first_row_tile;  // where all column tiles begin to walk, to come to those before it last
+};
+
 // Which of the planes (heads of all samples), and which of its tiles, piece `number` of the work is where
 // `in_turns` heads take turns.
 struct RankInPlane {

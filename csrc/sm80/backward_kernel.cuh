@@ -69,6 +69,7 @@ struct BackwardConfig {
       int tile;          // the row tile after the next one
       uint32_t touched;  // TileVisit's
       int empty;         // whether some row of it sees no key
+      RowWalk walk;      // in deterministic mode
     } ahead;
     int first_empty;  // that of the first row tile
     int32_t turn;     // what the row tile's counter holds when it is this block's turn to add
@@ -104,7 +105,7 @@ struct BackwardArguments {
   int32_t* dq_turn;  // [B, Hq, row_tiles], zeroed; read in deterministic mode only
   int* ticket;       // zeroed; the number of the next block, in deterministic mode only
   int column_tiles;
-  const int32_t* heads_in_turns;  // see BlockPlace; null: free order
+  const DeterministicOrder* deterministic_order;  // in deterministic mode only
 };
 
 // Grid: column_tiles * Hk * B blocks.
@@ -138,7 +139,7 @@ __global__ void __launch_bounds__(Config::kThreads)
     __syncthreads();
     number = smem.number;
   }
-  const int in_turns = arguments.heads_in_turns == nullptr ? 0 : __ldg(arguments.heads_in_turns);
+  const int in_turns = Config::kDeterministic ? __ldg(&arguments.deterministic_order->heads_in_turns) : 0;
   const BlockPlace place(shape, arguments.column_tiles, in_turns, number);
   const int column_tile = place.column_tile, head_k = place.head_k, batch = place.batch;
   const int group = shape.heads_q / shape.heads_k;
@@ -213,7 +214,9 @@ __global__ void __launch_bounds__(Config::kThreads)
     // One thread walks the row tiles, two steps ahead, so that nobody else spends registers and time on it.
     const int* empty = arguments.rows.empty + int64_t{head_plane} * arguments.rows.tiles;
     const auto find = [&](int from) {
-      const int tile = smem.runs.next(from), row_begin = tile * kBlockM;
+      const int tile = Config::kDeterministic ? smem.ahead.walk.next(smem.runs, from, arguments.rows.tiles)
+                                              : smem.runs.next(from);
+      const int row_begin = tile * kBlockM;
       smem.ahead.tile = tile;
       smem.ahead.touched =
           smem.runs.touched(tile, row_begin, min(static_cast<int>(shape.seqlen_q), row_begin + kBlockM));
@@ -229,7 +232,12 @@ __global__ void __launch_bounds__(Config::kThreads)
     if (thread == 0) {
       smem.runs.build(arguments.mask, plane, column_tile, static_cast<int>(shape.seqlen_q), kBlockM,
                       arguments.rows.tiles);
-      find(0);
+      int begin = 0;
+      if constexpr (Config::kDeterministic) {
+        begin = __ldg(&arguments.deterministic_order->first_row_tile);
+        smem.ahead.walk = {begin, arguments.rows.tiles};
+      }
+      find(begin);
     }
     load_slots<kBlockN, kThreads>(smem.slots, plane, arguments.mask, column_begin, thread);
     if (Config::kDeterministic && thread < 32) smem.near.load(arguments.mask, plane, column_tile, thread);

@@ -9,7 +9,7 @@ namespace flashmask::sm80 {
 
 // Offsets into the workspace, in bytes.
 struct BackwardPlan {
-  int64_t mask, lse, delta, empty, heads, dq, turns, ticket, total;
+  int64_t mask, lse, delta, empty, order, dq, turns, ticket, total;
 };
 
 template <class Config>
@@ -23,7 +23,7 @@ BackwardPlan plan_backward(const BackwardParams& params) {
   plan.lse = parts.reserve(tiles * Config::kBlockM * 4);
   plan.delta = parts.reserve(tiles * Config::kBlockM * 4);
   plan.empty = parts.reserve(tiles * 4);
-  plan.heads = parts.reserve(Config::kDeterministic ? 4 : 0);
+  plan.order = parts.reserve(Config::kDeterministic ? int64_t{sizeof(DeterministicOrder)} : 0);
   plan.dq = parts.reserve(wants_dq ? tiles * DqWorkspace<Config>::kTileFloats * 4 : 0);
   plan.turns = parts.reserve(wants_dq && Config::kDeterministic ? tiles * 4 : 0);
   plan.ticket = parts.reserve(Config::kDeterministic ? 4 : 0);
@@ -63,11 +63,11 @@ cudaError_t launch_backward(const BackwardParams& params) {
   cudaError_t error = launch_mask_prepass(mask, shape, arguments.mask, chain);
   if (error != cudaSuccess) return error;
   if constexpr (Config::kDeterministic) {
-    auto* heads = reinterpret_cast<int32_t*>(workspace + plan.heads);
+    auto* order = reinterpret_cast<DeterministicOrder*>(workspace + plan.order);
     const int64_t row_bytes = 2 * (shape.head_dim + shape.head_dim_v) + 4 * Config::kHeadDim;  // Q, dO; dQ
-    error = launch_heads_choice(arguments.mask, shape, Config::kBlockM, row_bytes, 1, heads, chain);
+    error = set_deterministic_order(arguments.mask, shape, Config::kBlockM, row_bytes, 1, order, chain);
     if (error != cudaSuccess) return error;
-    arguments.heads_in_turns = heads;
+    arguments.deterministic_order = order;
   }
   if (plan.total > plan.turns) {
     error = cudaMemsetAsync(workspace + plan.turns, 0, plan.total - plan.turns, stream);

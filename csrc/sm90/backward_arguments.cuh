@@ -69,9 +69,10 @@ struct BackwardArguments {
   int column_tiles;
   int work_count;   // column_tiles * Hk * B * parts
   int* ticket;      // zeroed; the number of the column tile that is taken next, where blocks draw them
-  TileOrder order;  // see BlockPlace
-  int parts;        // into which the query heads of a key head are divided
-  float* columns;   // of several parts, dK and dV of each; see ColumnWorkspace
+  TileOrder order;  // in free order
+  const DeterministicOrder* deterministic_order;  // else
+  int parts;                                      // into which the query heads of a key head are divided
+  float* columns;                                 // of several parts, dK and dV of each; see ColumnWorkspace
 };
 
 }  // namespace flashmask::sm90

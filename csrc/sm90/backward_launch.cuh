@@ -69,7 +69,7 @@ BackwardPlan plan_backward(const BackwardParams& params) {
   plan.delta = space.reserve(tiles * Config::kBlockM * 4);
   plan.empty = space.reserve(tiles * 4);
   plan.order = space.reserve(Config::kDeterministic
-                                 ? 4  // heads_in_turns alone
+                                 ? int64_t{sizeof(DeterministicOrder)}
                                  : tile_order_bytes(mask, shape, shape.heads_k, column_tiles, plan.parts));
   const bool wants_dq = params.dq.data != nullptr;
   plan.cleared = space.reserve(4);
@@ -160,9 +160,10 @@ cudaError_t launch_backward(const BackwardParams& params) {
   if (error != cudaSuccess) return error;
   const int64_t row_bytes = 2 * (shape.head_dim + shape.head_dim_v) + 4 * Config::kHeadDim;  // Q, dO; dQ
   if constexpr (Config::kDeterministic) {
-    auto* heads = reinterpret_cast<int32_t*>(workspace + plan.order);
-    error = launch_heads_choice(arguments.mask, shape, Config::kBlockM, row_bytes, plan.parts, heads, chain);
-    arguments.order.heads_in_turns = heads;
+    auto* order = reinterpret_cast<DeterministicOrder*>(workspace + plan.order);
+    error =
+        set_deterministic_order(arguments.mask, shape, Config::kBlockM, row_bytes, plan.parts, order, chain);
+    arguments.deterministic_order = order;
   } else {
     arguments.order = carve_tile_order(mask, shape, shape.heads_k, arguments.column_tiles,
                                        workspace + plan.order, plan.parts);

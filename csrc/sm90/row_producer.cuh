@@ -27,10 +27,7 @@ class RowProducer {
     bool more = false;
     do {
       __syncwarp();  // the place before is read no more
-      if (elect_one()) {
-        smem_.next = BlockPlace(arguments_.params.shape, arguments_.column_tiles, arguments_.order, number,
-                                Config::kParts ? arguments_.parts : 1);
-      }
+      if (elect_one()) smem_.next = place_of(number);
       __syncwarp();
       load_column_tile();
       if constexpr (Config::kPersistent) {
@@ -55,6 +52,17 @@ class RowProducer {
   }
 
  private:
+  __device__ __forceinline__ BlockPlace place_of(int number) const {
+    const Shape& shape = arguments_.params.shape;
+    const int parts = Config::kParts ? arguments_.parts : 1;
+    if constexpr (Config::kDeterministic) {
+      const int in_turns = __ldg(&arguments_.deterministic_order->heads_in_turns);
+      return BlockPlace(shape, arguments_.column_tiles, in_turns, number, parts);
+    } else {
+      return BlockPlace(shape, arguments_.column_tiles, arguments_.order, number, parts);
+    }
+  }
+
   // In a persistent block the places of K and V are in use by the column tile before when those of row tiles
   // become free: Q and dO of as many row tiles as there are stages of dO come first.
   __device__ __forceinline__ void load_column_tile() {
@@ -72,11 +80,15 @@ class RowProducer {
         }
         __syncwarp();
       }
-      const int before = (smem_.next.batch * shape.heads_q + head) * arguments_.rows.tiles;
-      for (int first = smem_.runs.next(0); first < arguments_.rows.tiles;
-           first = smem_.runs.next(first + 32)) {
+      const int row_tiles = arguments_.rows.tiles;
+      const int before = (smem_.next.batch * shape.heads_q + head) * row_tiles;
+      int begin = 0;
+      if constexpr (Config::kDeterministic) begin = __ldg(&arguments_.deterministic_order->first_row_tile);
+      RowWalk walk{begin, row_tiles};
+      for (int first = walk.next(smem_.runs, begin, row_tiles); first < row_tiles;
+           first = walk.next(smem_.runs, first + 32, row_tiles)) {
         const int tile = first + lane_;
-        const bool visited = tile < arguments_.rows.tiles && smem_.runs.next(tile) == tile;
+        const bool visited = tile < walk.end && smem_.runs.next(tile) == tile;
         const uint32_t work = visited ? work_of(tile, before + tile) : 0;
         for (uint32_t tiles = __ballot_sync(~0u, visited); tiles != 0; tiles &= tiles - 1) {
           const int bit = __ffs(static_cast<int>(tiles)) - 1;

@@ -115,6 +115,51 @@ def test_skipping_changes_no_bit_with_any_indices(
     assert_skipping_changes_nothing(kernels, problem, f"causal={causal}, C={bounds}")
 
 
+def shared_last_rows(seqlen: int, document: int, bounds: int, causal: bool) -> np.ndarray:
+    """Indices [1, 1, seqlen, bounds]: documents, and a last quarter of rows that sees all (causal blocks).
+
+    Deterministic column tiles begin at those rows. Causal and of two intervals, some rows between see all
+    keys before them too: three runs of rows.
+    """
+    shared = 3 * seqlen // 4
+    begin = np.arange(shared) // document * document
+    end = np.minimum(begin + document, shared)
+    indices = np.full((1, 1, seqlen, bounds), seqlen, np.int32)
+    indices[0, 0, :shared, 0], indices[0, 0, :shared, 1] = end, shared
+    if causal and bounds == 4:
+        indices[0, 0, :shared, 1] = np.maximum(end, shared // 2)
+        indices[0, 0, :shared, 2] = np.maximum(end, shared // 2 + seqlen // 24)
+        indices[0, 0, :shared, 3] = shared
+    elif bounds == 4:
+        indices[0, 0, :shared, 2], indices[0, 0, :shared, 3] = 0, begin
+    return indices
+
+
+@pytest.mark.parametrize(("causal", "bounds"), [(True, 2), (True, 4), (False, 4)])
+@head_dims
+def test_skipping_changes_no_bit_where_the_last_rows_come_first(
+    kernels: Kernels, seed: int, head_dims: tuple[int, int], causal: bool, bounds: int
+) -> None:
+    indices = torch.from_numpy(shared_last_rows(1200, 90, bounds, causal)).cuda()
+    options = Options(indices=indices, causal=causal, deterministic=True)
+    problem = grouped_problem(seed, head_dims, options, seqlen_q=1200)
+    assert_skipping_changes_nothing(kernels, problem, f"causal={causal}, C={bounds}")
+    assert_matches(run(kernels, problem), problem, f"causal={causal}, C={bounds}")
+
+
+@pytest.mark.parametrize("head_dims", [(64, 64), (128, 128), (192, 128), (256, 256)], ids=str)
+def test_skipping_changes_no_bit_where_many_last_rows_come_first(
+    kernels: Kernels, seed: int, head_dims: tuple[int, int]
+) -> None:
+    """More column tiles than multiprocessors, more row tiles than lanes, a mask for each key head."""
+    one, other = (shared_last_rows(6000, document, 2, True) for document in (700, 90))
+    indices = torch.from_numpy(np.concatenate([one, other], axis=1)).cuda()
+    options = Options(indices=indices, causal=True, deterministic=True)
+    problem = grouped_problem(seed, head_dims, options, seqlen_q=6000)
+    assert_skipping_changes_nothing(kernels, problem, "two masks")
+    assert_matches(run(kernels, problem), problem, "two masks")
+
+
 @pytest.mark.parametrize("bounds", [2, 4])
 @pytest.mark.parametrize("seqlen_q", [40, 500])
 @head_dims

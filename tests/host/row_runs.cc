@@ -4,13 +4,17 @@
 using flashmask::MaskPlane;
 using flashmask::MaskTiles;
 using flashmask::RowRuns;
+using flashmask::RowWalk;
 using flashmask::SlotExtremes;
 
 // Of the only column tile of a mask of `slot_count` slots: by the runs, which row tiles are visited, what
 // touches them, how many are visited and in how many runs; and the same by forward's question, tile by tile.
-extern "C" void walk_rows(const SlotExtremes* extremes, int slot_count, int seqlen_q, int block_m,
-                          uint8_t* visited, uint32_t* touched, uint8_t* visited_by_tile,
-                          uint32_t* touched_by_tile, int* count, int* runs_count) {
+// `walked`: the visited ones as a walk that begins at `begin` comes to them, two tiles looked at from each
+// place; returns how many. `last_begin`: where the last run begins.
+extern "C" int walk_rows(const SlotExtremes* extremes, int slot_count, int seqlen_q, int block_m, int begin,
+                         uint8_t* visited, uint32_t* touched, uint8_t* visited_by_tile,
+                         uint32_t* touched_by_tile, int* walked, int* count, int* runs_count,
+                         int* last_begin) {
   MaskTiles mask{};
   mask.slot_count = slot_count;
   mask.tile_count = 1;
@@ -30,4 +34,14 @@ extern "C" void walk_rows(const SlotExtremes* extremes, int slot_count, int seql
   *count = runs.count(row_tiles);
   *runs_count = 0;
   runs.for_each_visited_run(row_tiles, [&](int, int) { ++*runs_count; });
+  *last_begin = runs.last_begin(row_tiles);
+  RowWalk walk{begin, row_tiles};
+  int walked_count = 0;
+  for (int first = walk.next(runs, begin, row_tiles); first < row_tiles;
+       first = walk.next(runs, first + 2, row_tiles)) {
+    for (int tile = first; tile < first + 2; ++tile) {
+      if (tile < walk.end && runs.next(tile) == tile) walked[walked_count++] = tile;
+    }
+  }
+  return walked_count;
 }

@@ -44,24 +44,31 @@ def slots(draw: st.DrawFn) -> np.ndarray:
 
 
 @settings(max_examples=2000)
-@given(made=slots(), seqlen_q=st.integers(1, MOST), block_m=st.sampled_from([1, 7, 16, 64]))
+@given(
+    made=slots(),
+    seqlen_q=st.integers(1, MOST),
+    block_m=st.sampled_from([1, 7, 16, 64]),
+    begin=st.integers(0, MOST - 1),
+)
 def test_runs_are_what_the_columns_say(
-    binary: ctypes.CDLL, made: np.ndarray, seqlen_q: int, block_m: int
+    binary: ctypes.CDLL, made: np.ndarray, seqlen_q: int, block_m: int, begin: int
 ) -> None:
     start, end = np.maximum(made[..., 0], 0), np.minimum(made[..., 1], seqlen_q)
     empty = start >= end
     start[empty], end[empty] = INT32.max, INT32.min  # as the pre-pass writes them
     extremes = np.stack([start.min(1), start.max(1), end.min(1), end.max(1)], axis=1).astype(np.int32)
     tiles = -(-seqlen_q // block_m)
+    begin %= tiles
     visited, by_tile = np.zeros((2, tiles), np.uint8)
     touched, touched_by_tile = np.zeros((2, tiles), np.uint32)
-    count, runs = ctypes.c_int(), ctypes.c_int()
-    pointers = [ctypes.c_void_p(x.ctypes.data) for x in (visited, touched, by_tile, touched_by_tile)]
-    binary.walk_rows(
+    walked = np.zeros(2 * tiles, np.int32)  # room for each twice
+    count, runs, last_begin = ctypes.c_int(), ctypes.c_int(), ctypes.c_int()
+    pointers = [ctypes.c_void_p(x.ctypes.data) for x in (visited, touched, by_tile, touched_by_tile, walked)]
+    walked_count = binary.walk_rows(
         ctypes.c_void_p(extremes.ctypes.data),
-        *(len(made), seqlen_q, block_m),
+        *(len(made), seqlen_q, block_m, begin),
         *pointers,
-        *(ctypes.byref(count), ctypes.byref(runs)),
+        *(ctypes.byref(count), ctypes.byref(runs), ctypes.byref(last_begin)),
     )
 
     expected = np.ones(tiles, np.uint8)
@@ -73,5 +80,8 @@ def test_runs_are_what_the_columns_say(
     np.testing.assert_array_equal(by_tile, expected)
     np.testing.assert_array_equal(touched[expected == 1], touched_by_tile[expected == 1])
     assert count.value == expected.sum()
-    assert runs.value == (np.diff(expected, prepend=0) == 1).sum()
-    assert runs.value <= 3
+    begins = np.flatnonzero(np.diff(expected.astype(int), prepend=0) == 1)
+    assert runs.value == len(begins) <= 3
+    assert last_begin.value == (begins[-1] if len(begins) else 0)
+    order = np.roll(np.arange(tiles), -begin)
+    np.testing.assert_array_equal(walked[:walked_count], order[expected[order] == 1])
