@@ -358,14 +358,19 @@ def test_launches_to_the_current_stream(kernels: Kernels, seed: int, direction: 
 
 
 @pytest.mark.parametrize("mask", ["causal_document", "causal", "full"])
-@pytest.mark.parametrize(("seqlen_q", "heads"), [(300, (2, 2)), (2, (8, 2)), (700, (64, 8))], ids=str)
+@pytest.mark.parametrize(
+    ("seqlen_q", "seqlen_k", "heads"), [(300, 700, (2, 2)), (2, 16000, (8, 2)), (700, 700, (64, 8))], ids=str
+)
 def test_a_graph_replays_captured_calls(
-    kernels: Kernels, seed: int, seqlen_q: int, heads: tuple[int, int], mask: str
+    kernels: Kernels, seed: int, seqlen_q: int, seqlen_k: int, heads: tuple[int, int], mask: str
 ) -> None:
-    """Kernels of a call hang together otherwise than by the stream's order."""
-    options = options_of(registry.make(mask, 700), deterministic=True)
+    """Kernels of a call hang together otherwise than by the stream's order.
+
+    Two rows and many keys are split over the keys and merged, where kernels do so.
+    """
+    options = options_of(registry.make(mask, seqlen_k), deterministic=True)
     x = make_problem(
-        seed, seqlen_q=seqlen_q, seqlen_k=700, heads_q=heads[0], heads_k=heads[1], options=options
+        seed, seqlen_q=seqlen_q, seqlen_k=seqlen_k, heads_q=heads[0], heads_k=heads[1], options=options
     )
     expected = run(kernels, x)
     into = place_for(expected)
