@@ -155,6 +155,22 @@ def test_anchors_are_compared_as_shares_of_the_matmul() -> None:
     assert "| document | 1.00 | 0.81 |" in table
 
 
+def test_a_later_run_without_peers_changes_no_ratio() -> None:
+    """A run of --bars, say, in which the card's clock is another."""
+    causal, eviction = (paper_case(mask, 8192, 128) for mask in ("causal", "random_eviction"))
+    rows = [
+        *(make_row(causal, "sm90", 1.0), make_row(causal, "fa4", 1.1)),
+        *(make_row(eviction, "sm90", 1.25), make_row(eviction, "flex_flash", 2.0)),
+    ]
+    before = list(hopper_bars.mask_ratios(Results(rows, "sm90", RUN.card)))
+    alone = replace(RUN, started="2026-01-02T00:00:00Z")
+    rows += [replace(make_row(causal, "sm90", 0.9), run=alone)]
+    rows += [replace(make_row(eviction, "sm90", 1.3), run=alone)]
+    assert list(hopper_bars.mask_ratios(Results(rows, "sm90", RUN.card))) == before
+    assert "| random_eviction | 1.60 |" in before[0]
+    assert before[0].rstrip().endswith("| 0.80 |")
+
+
 def test_totals_are_summed_over_passes_and_samples() -> None:
     case = paper_case("causal", 8192, 128)
     rows = []

@@ -86,7 +86,7 @@ def _dense_bars(results: Results, case: Case, direction: str) -> Iterator[Bar]:
     ratio = results.ratio(case, direction, "fa4")
     yield at_least(_what(case, direction, "speed relative to FA4"), FA4_MUST[direction], ratio, aim=aim)
     if (case.mask, case.head_dim, direction) == ("full", 128, "forward"):
-        row = next(iter(results.find((case, direction, results.kernels))), None)
+        row = results.in_company(case, direction)
         share = None if row is None else results.of_ceiling(row)
         measured = "" if share is None else f"{share:.3f}"
         met = None if share is None else True  # there is only an aim
@@ -164,7 +164,7 @@ def is_complete(results: Results, case: Case, direction: str, names: Sequence[st
 
 def anchor_ratio(results: Results, case: Case, direction: str, which: str) -> float | None:
     """Our share of the matmul's best rate relative to an anchor's; None: not measured, or no anchor."""
-    row = next(iter(results.find((case, direction, results.kernels))), None)
+    row = results.in_company(case, direction)
     cell = anchors().get((which, case, direction))
     return None if row is None or cell is None else results.of_ceiling(row) / (cell / ANCHOR_MATMUL)
 
@@ -172,7 +172,7 @@ def anchor_ratio(results: Results, case: Case, direction: str, which: str) -> fl
 def causal_ratio(results: Results, case: Case, direction: str) -> float | None:
     """Our TFLOP/s relative to those of our causal mask, in one run; None: not measured."""
     causal = paper_case("causal", case.seqlen, case.head_dim, case.seed)
-    found = results.find(*((c, direction, results.kernels) for c in (case, causal)))
+    found = results.find(*((c, direction, results.kernels) for c in (case, causal)), in_company=True)
     return found[0].tflops / found[1].tflops if found else None
 
 

@@ -76,7 +76,8 @@ def _mask_bars(results: Results) -> Iterator[Bar]:
                 ratios = {}
                 for mask in TWELVE:
                     cases = [paper_case(name, seqlen, head_dim) for name in (mask, "causal")]
-                    found = results.find(*((case, direction, results.kernels) for case in cases))
+                    keys = ((case, direction, results.kernels) for case in cases)
+                    found = results.find(*keys, in_company=True)
                     if found:
                         ratios[mask] = found[0].tflops / found[1].tflops
                 shape = f"{length_name(seqlen)}, D={head_dim}, {direction}"

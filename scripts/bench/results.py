@@ -25,9 +25,15 @@ class Results:
             run = self._runs.setdefault(row.run.started, {})
             run[row.case, row.direction, row.implementation] = row
 
-    def find(self, *keys: Key) -> list[Row]:
-        """Return the rows of these keys from the newest run in which all succeeded; none if there is none."""
-        for run in self._runs.values():
+    def find(self, *keys: Key, in_company: bool = False) -> list[Row]:
+        """Return the rows of these keys from the newest run in which all succeeded; none if there is none.
+
+        ``in_company``: from the one with the most peers beside the first key, of those the newest.
+        """
+        runs = self._runs.values()
+        if in_company:
+            runs = sorted(runs, key=lambda run: -len(_company(run, *keys[0][:2])))
+        for run in runs:
             found = [run[key] for key in keys if key in run and run[key].ok]
             if len(found) == len(keys):
                 return found
@@ -35,8 +41,7 @@ class Results:
 
     def in_company(self, case: Case, direction: str) -> Row | None:
         """Return our row of the run beside the most peers, the newest such: what tables show beside them."""
-        rows = [(len(peers), row) for peers, row in self.by_company(case, direction, self.kernels).items()]
-        return max(rows, key=lambda found: (found[0], found[1].run.started))[1] if rows else None
+        return next(iter(self.find((case, direction, self.kernels), in_company=True)), None)
 
     def ratio(self, case: Case, direction: str, other: str, ours: str | None = None) -> float | None:
         """How many times as fast as another implementation ours is, in one run; None: not measured."""
@@ -57,14 +62,18 @@ class Results:
         for run in self._runs.values():
             row = run.get((case, direction, implementation))
             if row is not None and row.ok:
-                here = {name for c, d, name in run if (c, d) == (case, direction)}
-                found.setdefault(tuple(name for name in PEER_NAMES if name in here), row)
+                found.setdefault(_company(run, case, direction), row)
         return found
 
     def failed(self, case: Case, direction: str, implementation: str) -> bool:
         """Whether it failed in the newest run that tried."""
         key = (case, direction, implementation)
         return next((not run[key].ok for run in self._runs.values() if key in run), False)
+
+
+def _company(run: Mapping[Key, Row], case: Case, direction: str) -> tuple[str, ...]:
+    """Return the peers that were timed in a run."""
+    return tuple(name for name in PEER_NAMES if (case, direction, name) in run)
 
 
 @dataclass(frozen=True)
