@@ -101,7 +101,6 @@ def measure_shape(
     """Return what to record of each implementation at a shape; those that fail or err are not timed."""
     import torch
     from experiment import failure_reason
-    from measure import WrongResultError
     from torch.nn.attention import SDPBackend
 
     def normal(seqlen: int, heads: int) -> torch.Tensor:
@@ -121,9 +120,7 @@ def measure_shape(
     for name, make in makers.items():
         try:
             job = make()
-            error = float((job()[-1].float() - expected).norm() / expected.norm())
-            if not error <= TOLERANCE:  # NaN is not
-                raise WrongResultError(f"off by {error:.2g} of the norm")
+            check(job(), expected)
         except RuntimeError as failure:
             found[name] = {"status": f"{FAILED}: {failure_reason(failure)}"}
         else:
@@ -137,6 +134,15 @@ def measure_shape(
             "repetitions": len(timing.samples),
         }
     return found
+
+
+def check(out: torch.Tensor, expected: torch.Tensor) -> None:
+    """Raise WrongResultError where the last sample's attention is not the expected one, [Sq, H, D]."""
+    from measure import WrongResultError
+
+    error = float((out[-1].float() - expected).norm() / expected.norm())
+    if not error <= TOLERANCE:  # NaN is not
+        raise WrongResultError(f"off by {error:.2g} of the norm")
 
 
 def reference(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
