@@ -7,7 +7,6 @@ import math
 import re
 import subprocess
 import sys
-from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -38,13 +37,13 @@ def finetune():
 
 @pytest.fixture(scope="module")
 def samples(finetune, tmp_path_factory):
-    """A few short samples of each task, as JSONL files."""
+    """The shortest samples of each task, as JSONL files: which docstrings there are hangs on the Python."""
     from training.samples import build_rows
 
     directory = tmp_path_factory.mktemp("samples")
     for task in ("sft", "dpo", "rm"):
-        short = (line for line in map(json.dumps, build_rows(task)) if len(line) < 500)
-        (directory / f"{task}.jsonl").write_text("\n".join(islice(short, 60)) + "\n")
+        shortest = sorted(map(json.dumps, build_rows(task)), key=len)[:60]
+        (directory / f"{task}.jsonl").write_text("\n".join(shortest) + "\n")
     return directory
 
 
@@ -130,7 +129,7 @@ def test_an_interrupted_run_continues_to_the_same_bits(finetune, arguments, tmp_
         with pytest.raises(KeyboardInterrupt):
             finetune.main(arguments(task, resumed, max_steps=4))
     with pytest.raises(SystemExit, match="interrupted run with other settings"):
-        finetune.main(arguments(task, resumed, max_steps=4, seed=1))
+        finetune.main(arguments(task, resumed, max_steps=4, learning_rate=0.01))
     assert finetune.main(arguments(task, resumed, max_steps=4)) == 0
     names = ("flashmask", "dense_mask")
     assert losses(resumed, *names) == losses(whole, *names)
