@@ -261,6 +261,29 @@ def test_the_kernel_benchmarks_runner_takes_inferences_arguments(monkeypatch: py
     for direction in arguments.directions:
         case = inference.inference_case("document", 8192)
         assert bench.implementations(case, direction) == ["sm90", "flex"]
+    assert arguments.rounds == 10
+
+
+def test_a_clock_keeps_to_its_rounds_where_they_are_short(monkeypatch: pytest.MonkeyPatch) -> None:
+    pytest.importorskip("torch")
+    from measure import Clock
+
+    def times(milliseconds: float, rounds: int, seconds: float = 0.01) -> tuple[int, int]:
+        """Warm-ups and repetitions of a job that takes so long, the matmul beside it."""
+        clock = Clock.__new__(Clock)  # its constructor needs a GPU
+        clock._rounds, clock._matmul = rounds, lambda: None
+        monkeypatch.setattr(
+            clock, "run", lambda jobs, count: {name: [milliseconds / 2] * count for name in jobs}
+        )
+        timing = clock.take_turns({"ours": lambda: None}, seconds)[0]["ours"]
+        return timing.warmups, len(timing.samples)
+
+    assert times(600, 0) == (1, 3)
+    assert times(100, 0) == (2, 6)
+    assert times(600, 10) == (10, 10)
+    assert times(1100, 10) == (1, 3)
+    assert times(100, 10) == (10, 10)
+    assert times(1, 10) == (10, 20)
 
 
 def test_what_got_slower_is_named(tmp_path: Path) -> None:

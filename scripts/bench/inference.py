@@ -59,6 +59,7 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     command = recorded_command("inference.py", parser, arguments)
     arguments.markdown = arguments.markdown or arguments.csv.with_suffix(".md")
     arguments.directions, arguments.deterministic, arguments.bars = ["forward"], False, False
+    arguments.rounds = 10  # as kernels.py has it
     return arguments, command
 
 

@@ -98,6 +98,14 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
         help="per implementation, case and direction; 1 at least where the search for tiles is timed",
     )
     parser.add_argument(
+        "--rounds",
+        type=int,
+        default=10,
+        metavar="N",
+        help="warm-ups (10 at most) and repetitions at least, where one of all implementations takes up to a "
+        "second; 0: 2 and 5, as --quick has it (default: %(default)s)",
+    )
+    parser.add_argument(
         "--quick", action="store_true", help=f"8192 tokens, D=128, beside FA2, {QUICK_SECONDS} seconds each"
     )
     parser.add_argument(
@@ -123,6 +131,7 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     arguments.head_dims = arguments.head_dims or ([128] if magi else list(HEAD_DIMS))
     if arguments.quick:
         arguments.lengths, arguments.head_dims, arguments.seconds = [8192], [128], QUICK_SECONDS
+        arguments.rounds = 0
         arguments.peers = arguments.peers or ["fa2"]
     if arguments.csv is None:
         folder = ROOT / "outputs" if arguments.quick else ROOT / "docs" / "results"

@@ -25,6 +25,7 @@ WARMUPS = 10
 MAX_REPETITIONS = 100
 # Warm-ups and repetitions at least, the latter where one round of all takes longer than SLOW_ROUND seconds.
 MINIMUMS, SLOW_MINIMUMS, SLOW_ROUND = (2, 5), (1, 3), 0.5
+LONGEST_ROUND = 1.0  # seconds, up to which a clock's own minimum holds
 FLUSH_BYTES = 1 << 28  # several times any L2
 MATMUL_SIZE = 8192
 
@@ -178,9 +179,13 @@ class Timing:
 
 
 class Clock:
-    """Times jobs on the current device."""
+    """Times jobs on the current device.
 
-    def __init__(self) -> None:
+    ``rounds``: warm-ups (up to 10) and repetitions at least, where a round of all takes a second at most.
+    """
+
+    def __init__(self, rounds: int = 0) -> None:
+        self._rounds = rounds
         self._flushed = torch.empty(FLUSH_BYTES, dtype=torch.uint8, device="cuda")
         factors = torch.randn(2, MATMUL_SIZE, MATMUL_SIZE, device="cuda", dtype=torch.bfloat16)
         product = torch.empty_like(factors[0])
@@ -197,8 +202,8 @@ class Clock:
         Args:
             jobs: by name; each has run before.
             seconds: to take for warming up, and again for timing, per job. 10 warm-ups and as many
-                repetitions as fit, but at least 2 and 5 (1 and 3 where a round takes half a second), rounded
-                up to what balances the order.
+                repetitions as fit, but at least the clock's ``rounds``, or 2 and 5 (1 and 3 where a round
+                takes half a second), rounded up to what balances the order.
 
         Returns:
             timings by name, and the matmul's TFLOP/s.
@@ -207,6 +212,8 @@ class Clock:
         once = sum(sum(samples) for samples in self.run(everything, 1).values()) / 1e3
         fitting = int(seconds * len(everything) / once)
         min_warmups, min_repetitions = SLOW_MINIMUMS if once > SLOW_ROUND else MINIMUMS
+        if self._rounds and once <= LONGEST_ROUND:
+            min_warmups, min_repetitions = min(self._rounds, WARMUPS), self._rounds
         warmups = max(min_warmups, min(fitting, WARMUPS))
         self.run(everything, warmups - 1)  # the round above was one
         repetitions = max(min_repetitions, min(fitting, MAX_REPETITIONS))

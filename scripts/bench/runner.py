@@ -51,7 +51,7 @@ class Bench:
         self.arguments = arguments
         self.earlier = earlier
         self.binary = CudaLibrary(arguments.binary, arguments.kernels)
-        self.clock = Clock()
+        self.clock = Clock(arguments.rounds)
         card, driver = card_and_driver()
         self.run = make_run(arguments.kernels, card, driver, versions(), command, arguments.commit)
         self.peers = []

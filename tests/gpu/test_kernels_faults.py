@@ -250,6 +250,52 @@ def test_grouped_heads_with_documents(
     assert_matches(run(kernels, x), x, mask_name)
 
 
+@pytest.mark.parametrize("seqlen_q", [2, 300])  # keys are split, and not
+@pytest.mark.parametrize("visit", ["skip", "all"])
+@every_head_dim
+def test_no_kernel_ignores_the_mask(
+    kernels: Kernels, seed: int, head_dim: int, visit: str, seqlen_q: int
+) -> None:
+    """What stands behind the mask changes no bit; without the mask it does."""
+    seqlen_k, seen = 2000, 700
+    indices = same_columns(seqlen_k, 0, seqlen_q)
+    indices[:, :, :seen, 0] = seqlen_q
+    options = Options(indices=indices, visit=visit, deterministic=True)
+    x = make_problem(seed, seqlen_q=seqlen_q, seqlen_k=seqlen_k, head_dim=head_dim, options=options)
+    other = replace(x, k=x.k.clone(), v=x.v.clone())
+    for tensor in (other.k, other.v):
+        tensor[:, seen:] = torch.randn_like(tensor[:, seen:])
+    results = run(kernels, x)
+    assert_same_bits(run(kernels, other), results, "behind the mask")
+    assert not results["dk"][:, seen:].any()
+    assert not results["dv"][:, seen:].any()
+    unmasked = [run(kernels, problem.with_options(indices=None))["out"] for problem in (x, other)]
+    assert (unmasked[0] != unmasked[1]).any()
+
+
+@pytest.mark.parametrize("mask_name", registry.names())
+@pytest.mark.parametrize("head_dim", [64, 128])
+def test_the_dense_fallback_gives_the_same(
+    kernels: Kernels, seed: int, head_dim: int, mask_name: str
+) -> None:
+    """What is trained with where FlashMask is switched off: the framework's attention, a dense mask."""
+    mask = registry.make(mask_name, 500)
+    visible = torch.from_numpy(mask.to_dense()[0, 0]).cuda()
+    rows = visible.any(1)  # of others the framework may say anything: they count for nothing
+    x = make_problem(seed, seqlen_q=500, head_dim=head_dim, dlse=False, options=options_of(mask))
+    x.dout[:, ~rows] = 0
+    results = run(kernels, x)
+    q, k, v = (getattr(x, name).transpose(1, 2).detach().requires_grad_() for name in ("q", "k", "v"))
+    out = torch.nn.functional.scaled_dot_product_attention(q, k, v, attn_mask=visible | ~rows[:, None])
+    gradients = torch.autograd.grad(out, (q, k, v), x.dout.transpose(1, 2))
+    for name, dense in zip(("out", *GRADIENTS), (out, *gradients), strict=True):
+        ours, theirs = results[name].float(), dense.transpose(1, 2).float()
+        if name == "out":
+            ours, theirs = ours[:, rows], theirs[:, rows]
+        # Both round to bfloat16, 0.2 to 0.3 % of the norm each.
+        assert (ours - theirs).norm() <= 0.01 * theirs.norm(), name
+
+
 @pytest.mark.parametrize("scale", [0.3, -0.1, 0.0])
 @pytest.mark.parametrize("mask_name", ["full", "causal", "document"])
 @every_head_dim
