@@ -359,6 +359,19 @@ def test_what_fails_or_was_left_out_is_no_pass(
     assert "8 of 8" in call([*before, wrong, replace(before[0], run=replace(later, started="2028"))])
 
 
+def test_ratios_beside_other_peers_are_dropped_when_the_same_is_measured_anew() -> None:
+    """Else they would be named as not measured again for ever."""
+
+    def measured(*peers: str) -> regress.Ratios:
+        rows = [kernel_row(name, 1.0) for name in ("sm90", *peers)]
+        return regress.ratios(Results(rows, "sm90", RUN.card))
+
+    old, new = measured("flex"), measured("flex", "fa4")
+    kept = regress.still_measured(old, new) | new
+    assert sorted(key.against for key in kept) == ["fa4", "flex", "matmul beside flex fa4"]
+    assert regress.still_measured(old, {}) == old
+
+
 def test_sources_are_what_an_architecture_is_compiled_from(tmp_path: Path) -> None:
     texts = {
         "scripts/kernel_sources.py": "",

@@ -171,6 +171,35 @@ def test_a_later_run_without_peers_changes_no_ratio() -> None:
     assert before[0].rstrip().endswith("| 0.80 |")
 
 
+def test_a_later_run_without_peers_stays_out_of_the_grouped_table() -> None:
+    case = magi_case("full", 1024)
+    rows = [make_row(case, "sm90", 1.0), make_row(case, "fa4", 1.0)]
+    [before, *_] = paper_tables.magi_tables(Results(rows, "sm90", RUN.card))
+    alone = replace(make_row(case, "sm90", 0.5), run=replace(RUN, started="2026-01-02T00:00:00Z"))
+    [after, *_] = paper_tables.magi_tables(Results([*rows, alone], "sm90", RUN.card))
+    assert after == before
+
+
+def test_not_run_names_other_head_dims_and_settings() -> None:
+    rows = [make_row(paper_case("full", 8192, 256), name, 1.0) for name in ("sm90", "flex")]
+    rows += [make_row(magi_case("full", 1024), "sm90", 1.0), make_row(magi_case("full", 1024), "fa4", 1.0)]
+    missing = report.left_out(Results(rows, "sm90", RUN.card))
+    assert "8K D=256 forward (11 of 12 masks)" in missing["ours"]
+    assert "8K D=256 backward" in missing["Flex"]
+    assert "`--setting magi`" in missing["Flex"]
+    assert "`--setting magi`" not in missing["ours"]
+
+
+def test_figures_of_two_cards_differ(tmp_path: Path) -> None:
+    rows = [make_row(paper_case("full", 8192, 64), "sm90", 1.0, direction) for direction in DIRECTIONS]
+    results = Results(rows, "sm90", RUN.card)
+    [first], [second] = (list(charts.draw(results, tmp_path, suffix)) for suffix in ("", "_nvidia_h100"))
+    assert [path.name for path in (first, second)] == [
+        "kernels_sm90_d64.png",
+        "kernels_sm90_d64_nvidia_h100.png",
+    ]
+
+
 def test_totals_are_summed_over_passes_and_samples() -> None:
     case = paper_case("causal", 8192, 128)
     rows = []

@@ -309,7 +309,10 @@ def _check_header(path: Path, header: Sequence[str] | None) -> None:
 def is_done(
     rows: Iterable[Row], run: Run, case: Case, direction: str, implementations: Iterable[str], seconds: float
 ) -> bool:
-    """Whether an earlier run of the same kernels on the same card timed all of these, as long or longer."""
+    """Whether an earlier run of the same kernels on the same card tried all of these, as long or longer.
+
+    What failed there counts too: to try again, take its rows out of the file, or name another.
+    """
     found: dict[str, set[str]] = {}
     for row in rows:
         same_cell = (row.case, row.direction) == (case, direction)

@@ -18,8 +18,11 @@ COLORS = {"flex": "#9aa5b1", "flex_flash": "#5b8db8", "fa4": "#e0a458", "cudnn":
 OURS = "#b5273d"
 
 
-def draw(results: Results, folder: Path) -> Iterator[Path]:
-    """Draw total TFLOP/s of forward and backward into PNG files; return their paths."""
+def draw(results: Results, folder: Path, suffix: str = "") -> Iterator[Path]:
+    """Draw total TFLOP/s of forward and backward into PNG files; return their paths.
+
+    ``suffix`` ends their names, so that those of several cards differ.
+    """
     shapes = paper_shapes(results)
     for head_dim in sorted({shape.head_dim for shape in shapes}):
         panels = [shape for shape in shapes if shape.head_dim == head_dim]
@@ -28,7 +31,8 @@ def draw(results: Results, folder: Path) -> Iterator[Path]:
         if totals:
             folder.mkdir(parents=True, exist_ok=True)
             published = any(_is_published(masks_of(results, shape)) for shape in totals)
-            path = folder / f"kernels_{results.kernels}_d{head_dim}{'_published' if published else ''}.png"
+            setting = "_published" if published else ""
+            path = folder / f"kernels_{results.kernels}_d{head_dim}{setting}{suffix}.png"
             _draw_panels(results, totals, path)
             yield path
 
@@ -102,7 +106,8 @@ def _draw_panels(results: Results, totals: dict[Case, dict[str, dict[str, Total]
     first = max(totals, key=lambda shape: len(totals[shape]))
     legend = axes[list(totals).index(first), 0].get_legend_handles_labels()
     figure.legend(*legend, ncols=6, fontsize=9, loc="outside lower center", frameon=False)
-    note = "; % is the gain over FlexAttention" if any("flex" in found for found in totals.values()) else ""
+    beside_flex = any("flex" in found for found in totals.values())
+    note = f"; % is ours over {PEER_NAMES['flex']} (FlexAttention on Triton)" if beside_flex else ""
     figure.suptitle(f"{results.card}{note}", fontsize=10)
     figure.savefig(path, dpi=110)
     pyplot.close(figure)

@@ -85,7 +85,7 @@ def render(rows: Sequence[Row], kernels: str) -> str:
                 if (line := _line(results, inference_case(mask, seqlen), name)) is not None
             ]
             if lines:
-                header = ["method", "tokens", "R/C", "rho", "ms", "TFLOP", "TFLOP/s", "ours is faster by"]
+                header = ["method", "tokens", "R/C", "rho", "ms", "TFLOP", "TFLOP/s", "ours: times as fast"]
                 parts += [f"### {mask}", markdown_table(header, lines)]
         parts.append(failures_of(results))
         tried = {(row.case, row.implementation) for row in results.rows}

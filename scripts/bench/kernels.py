@@ -57,6 +57,7 @@ from cells import (
 from paper_data import PUBLISHED
 from prepare import add_prepare_argument, prepare, share_compiled
 from provenance import recorded_command, with_figures
+from results import name_in_files
 
 QUICK_SECONDS = 0.25
 SETTING_MASKS = {"paper": TWELVE, "published": PUBLISHED_TWELVE, "magi": MAGI_MASKS}
@@ -184,8 +185,9 @@ def main() -> None:
     if arguments.charts is not None:
         import charts  # needs matplotlib
 
-        for card in report.cards(rows, arguments.kernels):
-            figures += charts.draw(report.Results(rows, arguments.kernels, card), arguments.charts)
+        for number, card in enumerate(report.cards(rows, arguments.kernels)):
+            suffix = f"_{name_in_files(card)}" if number else ""
+            figures += charts.draw(report.Results(rows, arguments.kernels, card), arguments.charts, suffix)
         print(*figures, sep="\n")
     if arguments.markdown is not None:
         arguments.markdown.parent.mkdir(parents=True, exist_ok=True)

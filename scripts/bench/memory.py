@@ -481,10 +481,12 @@ def layer_table(rows: Rows) -> str:
     ]
     for n in lengths_of(rows, "layer"):
         parts = [LAYERS * size[n] for size in sizes if n in size]
-        cells = [length_name(n), *([f"{part / 2**30:.2f}" for part in parts] or ["", ""])]
+        cells = [length_name(n)]
+        cells += [f"{LAYERS * size[n] / 2**30:.2f}" if n in size else "" for size in sizes]
         for name, peaks in zip(NAMES_OF["layer"], (plain, ours), strict=True):
             if n in peaks:
-                cells += [f"{size / 2**30:.2f}" for size in (peaks[n], sum(parts) + peaks[n])]
+                total = f"{(sum(parts) + peaks[n]) / 2**30:.2f}" if len(parts) == len(sizes) else ""
+                cells += [f"{peaks[n] / 2**30:.2f}", total]
             else:
                 cells += [failure_of(rows, "layer", name, n), ""]
         lines.append(cells)

@@ -137,10 +137,7 @@ def magi_tables(results: Results) -> Iterator[str]:
             {row.case for row in rows if row.direction == direction},
             key=lambda case: (MAGI_MASKS.index(case.mask), case.head_dim, case.seqlen),
         )
-        table = {
-            case: {name: row for name in names for row in results.find((case, direction, name))}
-            for case in cases
-        }
+        table = {case: _beside_most(results, case, direction) for case in cases}
         present = [name for name in names if any(name in found for found in table.values())]
         lines = [
             [case.mask, str(case.head_dim), length_name(case.seqlen)]
@@ -154,6 +151,16 @@ def magi_tables(results: Results) -> Iterator[str]:
             )
             header = ["mask", "D", "S", *(PEER_NAMES.get(name, name) for name in present)]
             yield f"{title}\n\n{markdown_table(header, lines)}"
+
+
+def _beside_most(results: Results, case: Case, direction: str) -> dict[str, Row]:
+    """Return our row of the run beside the most peers, and theirs of runs that have both, such first."""
+    own = (case, direction, results.kernels)
+    found = {row.implementation: row for row in results.find(own, in_company=True)}
+    for name in PEER_NAMES:
+        rows = results.find(own, (case, direction, name), in_company=True)
+        found |= {row.implementation: row for row in rows[1:]}
+    return found
 
 
 def _exact_rate(row: Row | None) -> str:

@@ -15,7 +15,6 @@ from __future__ import annotations
 
 import argparse
 import csv
-import re
 import sys
 from collections.abc import Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
@@ -27,7 +26,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from cells import DIRECTIONS, PEER_NAMES, ROOT, Case, deterministic, read_rows
 from paper_data import PUBLISHED
 from report import cards
-from results import Results, length_name
+from results import Results, length_name, name_in_files
 
 TOLERANCE = 0.03
 MATMUL = "matmul"
@@ -82,7 +81,7 @@ def ratios(results: Results) -> Ratios:
 def path_of(kernels: str, card: str, folder: Path = FOLDER, *, published: bool = False) -> Path:
     """Return where the ratios of kernels on a card are kept; ``published``: those of that setting."""
     suffix = "_published" if published else ""
-    return folder / f"{kernels}_{re.sub(r'[^a-z0-9]+', '_', card.lower()).strip('_')}{suffix}.csv"
+    return folder / f"{kernels}_{name_in_files(card)}{suffix}.csv"
 
 
 def read(path: Path) -> Ratios:
@@ -126,6 +125,16 @@ def failures(stored: Ratios, results: Results) -> list[Key]:
     return sorted((k for k in stored if results.failed(k.case, k.direction, k.ours)), key=str)
 
 
+def still_measured(stored: Ratios, measured: Ratios) -> Ratios:
+    """Leave out ratios to the matmul beside other peers than those beside which the same is measured now."""
+    again = {(key.case, key.direction, key.ours) for key in measured if key.against.startswith(MATMUL)}
+    return {
+        key: ratio
+        for key, ratio in stored.items()
+        if not (key.against.startswith(MATMUL) and (key.case, key.direction, key.ours) in again)
+    }
+
+
 def main() -> None:
     """Compare, and store if that is asked for."""
     parser = argparse.ArgumentParser(
@@ -164,8 +173,10 @@ def main() -> None:
             lines = [f"FAILED: {key}" for key in failing] + [line for _, line in changes]
             lines += [f"not measured again: {key}" for key in missing]
             print(*(f"  {line}" for line in lines), sep="\n", end="\n" if lines else "")
+            if not stored and not arguments.store:
+                print(f"  nothing is stored in {path} yet: --store keeps what was measured")
             if arguments.store:
-                write(path, stored | measured)
+                write(path, still_measured(stored, measured) | measured)
                 print(f"stored {len(measured)} ratios in {path}")
     problems = [f"{failed} stored ratios are of kernels that fail now"] if failed else []
     if slower and not arguments.store:

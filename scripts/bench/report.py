@@ -232,6 +232,11 @@ def left_out(results: Results, twelve: Sequence[str] = TWELVE) -> dict[str, list
     names = {results.kernels: "ours", deterministic(results.kernels): "ours, deterministic"}
     names |= {name: PEER_NAMES[name] for name in TRAINING_PEERS}
     places: dict[str, list[str]] = {}
+    shapes = dict.fromkeys(product(HEAD_DIMS, LENGTHS))  # and others that were tried, such as D = 256 at 8 K
+    for case in (case for _, case, _ in tried if case.mask in twelve):
+        if case == paper_case(case.mask, case.seqlen, case.head_dim, case.seed):
+            shapes[case.head_dim, case.seqlen] = None
+    grouped = {name for name, case, _ in tried if case.kv_heads}
     for name, label in names.items():
         known = PEER_MASKS.get(name, TWELVE)
         masks = [mask for mask in twelve if mask.removesuffix(PUBLISHED_SUFFIX) in known]
@@ -240,11 +245,13 @@ def left_out(results: Results, twelve: Sequence[str] = TWELVE) -> dict[str, list
             continue
         places[label] = []
         directions = ["backward"] if name == deterministic(results.kernels) else DIRECTIONS
-        for head_dim, seqlen, direction in product(HEAD_DIMS, LENGTHS, directions):
+        for (head_dim, seqlen), direction in product(shapes, directions):
             count = sum((name, paper_case(mask, seqlen, head_dim), direction) in tried for mask in masks)
             if count < len(masks):
                 part = f" ({len(masks) - count} of {len(masks)} masks)" if count else ""
                 places[label].append(f"{length_name(seqlen)} D={head_dim} {direction}{part}")
+        if grouped and name not in grouped:
+            places[label].append("`--setting magi`")
     magi = any(row.case.kv_heads for row in results.rows) or twelve is not TWELVE
     places["settings"] = [] if magi else ["`--setting magi`"]
     return places

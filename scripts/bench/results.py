@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
@@ -73,7 +74,13 @@ class Results:
 
 def _company(run: Mapping[Key, Row], case: Case, direction: str) -> tuple[str, ...]:
     """Return the peers that were timed in a run."""
-    return tuple(name for name in PEER_NAMES if (case, direction, name) in run)
+    keys = ((case, direction, name) for name in PEER_NAMES)
+    return tuple(key[2] for key in keys if key in run and run[key].ok)
+
+
+def name_in_files(card: str) -> str:
+    """Return a card's name as file names have it."""
+    return re.sub(r"[^a-z0-9]+", "_", card.lower()).strip("_")
 
 
 @dataclass(frozen=True)
