@@ -25,7 +25,8 @@ def step_row(
     row = {"task": "sft", "seqlen": "4096", "layers": "2", "method": method, "weight": str(60 * weight)}
     row |= {"status": "failed" if note else "ok", "note": note, "bins": "2", "bin": str(number)}
     row["loss"] = "" if note else "2.5"
-    return PROVENANCE | row | {"seconds": str(seconds), "peak_bytes": str(2**31)} | others
+    measured = {"seconds": str(seconds), "repetitions": "1", "peak_bytes": str(2**31)}
+    return PROVENANCE | row | measured | others
 
 
 def test_tokens_per_second_weigh_samples_as_their_bins(tmp_path: Path) -> None:
