@@ -170,6 +170,7 @@ def test_latency_is_fitted_by_a_line(tmp_path: Path) -> None:
     bent = sparsity.fit([0.0, 0.5, 1.0], [12.0, 10.0, 2.0])
     assert bent.r_squared < 0.95
     assert bent.worst == pytest.approx(2 / 13)
+    assert bent.worst_there == pytest.approx(1 / 3)
     assert sparsity.render(sparsity_rows(0.0)).count("| met |") == 3
     assert sparsity.render(sparsity_rows(1.0)).count("| NOT met |") == 3
     few = [row | {"per_bucket": "all"} for row in sparsity_rows(0.0)]  # of 182, 175 and 374
@@ -204,7 +205,7 @@ def test_samples_with_wrong_results_are_named_and_not_fitted(tmp_path: Path) -> 
     text = sparsity.render(rows)
     assert "NOT timed, causal_document, rho 0.520: failed: o is not finite" in text
     samples = "| causal_document | 8 | 182 | 0.57 to 0.92 | 0.50 to 0.55, 0.95 to 1.00 |"
-    assert f"{samples} 2.00 + 10.00 (1 - rho) | 1.00000 | 0.00 % | 0 | met |" in text
+    assert f"{samples} 2.00 + 10.00 (1 - rho) | 1.00000 | 0.00 % | 0.00 % | 0 | met |" in text
     pytest.importorskip("matplotlib")
     sparsity.draw(rows, tmp_path / "x.png")
     sparsity.draw(rows[:1], tmp_path / "x.png")
