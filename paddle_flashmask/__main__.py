@@ -9,12 +9,12 @@ import platform
 import sys
 import warnings
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 import paddle_flashmask
+from paddle_flashmask._processor import processor_fields
 from paddle_flashmask.masks import registry
 
 DTYPES = ("float16", "bfloat16", "float32", "float64")
@@ -205,15 +205,8 @@ def _import_paddle() -> tuple[Any, str | None]:
 def _device_name(paddle: Any, device: str) -> str:
     if device == "gpu":
         return str(paddle.device.cuda.get_device_name())
-    return f"{_processor_name()}, {os.cpu_count()} processors, {_cpu_threads()}"
-
-
-def _processor_name() -> str:
-    """What Linux calls it, or its architecture."""
-    info = Path("/proc/cpuinfo")
-    lines = info.read_text().splitlines() if info.exists() else []
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.machine())
+    name = processor_fields().get("model name", platform.machine())
+    return f"{name}, {os.cpu_count()} processors, {_cpu_threads()}"
 
 
 def _sizes(shape: tuple[int, ...]) -> str:

@@ -191,6 +191,7 @@ def test_not_run_names_other_head_dims_and_settings() -> None:
 
 
 def test_figures_of_two_cards_differ(tmp_path: Path) -> None:
+    pytest.importorskip("matplotlib")
     rows = [make_row(paper_case("full", 8192, 64), "sm90", 1.0, direction) for direction in DIRECTIONS]
     results = Results(rows, "sm90", RUN.card)
     [first], [second] = (list(charts.draw(results, tmp_path, suffix)) for suffix in ("", "_nvidia_h100"))

@@ -31,6 +31,7 @@ LENGTHS = (8192, 32768, 131072)
 HEAD_DIMS = (64, 128)
 DIRECTIONS = ("forward", "backward")
 TWELVE = tuple(registry.names(paper_only=True))
+ROUNDS = 10  # of warming up and of timing, at least, where they are short (measure.Clock)
 # The same with the sparsities of the paper's own tables: other questions, answers and prefixes.
 PUBLISHED_TWELVE = tuple(
     f"{mask}{PUBLISHED_SUFFIX}" if f"{mask}{PUBLISHED_SUFFIX}" in PUBLISHED else mask for mask in TWELVE

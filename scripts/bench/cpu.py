@@ -32,6 +32,7 @@ import numpy as np
 from ckernels import Kernels, Options
 
 from paddle_flashmask import masks
+from paddle_flashmask._processor import processor_fields
 
 ROOT = Path(__file__).resolve().parents[2]
 SEQLEN, HEADS, HEAD_DIM = 4096, 8, 64
@@ -209,14 +210,10 @@ def markdown_table(header: list[str], rows: list[list[str]]) -> str:
 
 def cpu_model() -> str:
     """Return the processor's name and the number of processors this run may use."""
-    name = platform.processor() or platform.machine()
-    info = Path("/proc/cpuinfo")
-    if info.exists():
-        fields = dict(line.split(":", 1) for line in info.read_text().split("\n\n")[0].splitlines())
-        fields = {key.strip(): value.strip() for key, value in fields.items()}
-        name = fields.get("model name", name)
-        if "cpu family" in fields:
-            name += f" (family {fields['cpu family']}, model {fields['model']})"
+    fields = processor_fields()
+    name = fields.get("model name", platform.processor() or platform.machine())
+    if "cpu family" in fields:
+        name += f" (family {fields['cpu family']}, model {fields['model']})"
     return f"{name}, {len(os.sched_getaffinity(0))} cores"
 
 

@@ -21,7 +21,7 @@ from pathlib import Path
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from cells import PEER_NAMES, ROOT, Case, Row, read_rows
+from cells import PEER_NAMES, ROOT, ROUNDS, Case, Row, read_rows
 from prepare import add_prepare_argument, prepare, share_compiled
 from provenance import recorded_command
 from report import cards, failures_of, provenance
@@ -59,7 +59,7 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     command = recorded_command("inference.py", parser, arguments)
     arguments.markdown = arguments.markdown or arguments.csv.with_suffix(".md")
     arguments.directions, arguments.deterministic, arguments.bars = ["forward"], False, False
-    arguments.rounds = 10  # as kernels.py has it
+    arguments.rounds = ROUNDS
     return arguments, command
 
 

@@ -13,10 +13,11 @@ Paddle. Rows are appended to a CSV file as soon as a case is measured; --resume 
 has measured with the same kernel sources on the same card beside the same peers. The bars come last: for sm90
 those beside FA4, FlexAttention, cuDNN and the anchors of hopper_bars.py.
 
-What it takes on an H200, --seconds 0.12, one head dim, twelve masks, ours alone: 25 s at 8 K tokens, 30 s at
-32 K, 75 s at 128 K (measured with the portable kernels; the Hopper ones are faster). fa4 and cudnn run few
-masks. flex and flex_flash compile 10 to 30 s per mask and shape: 4 to 12 minutes for twelve, each. So let
-them compile on many cores first; this needs no library of ours, and the measurement finds what they compiled:
+What it takes on an H200, --seconds 0.12 --rounds 0, one head dim, twelve masks, ours alone: 25 s at 8 K
+tokens, 30 s at 32 K, 75 s at 128 K (measured with the portable kernels; the Hopper ones are faster). fa4 and
+cudnn run few masks. flex and flex_flash compile 10 to 30 s per mask and shape: 4 to 12 minutes for twelve,
+each. So let them compile on many cores first; this needs no library of ours, and the measurement finds what
+they compiled:
     python scripts/bench/kernels.py --prepare --peers flex flex_flash fa4 --lengths 8192 32768
 On a host of several GPUs, tables.sh beside this file gives each shape its own.
 """
@@ -42,6 +43,7 @@ from cells import (
     MAGI_WINDOW,
     PUBLISHED_TWELVE,
     ROOT,
+    ROUNDS,
     TRAINING_PEERS,
     TWELVE,
     Case,
@@ -101,7 +103,7 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     parser.add_argument(
         "--rounds",
         type=int,
-        default=10,
+        default=ROUNDS,
         metavar="N",
         help="warm-ups (10 at most) and repetitions at least, where one of all implementations takes up to a "
         "second; 0: 2 and 5, as --quick has it (default: %(default)s)",
@@ -192,7 +194,7 @@ def main() -> None:
     if arguments.markdown is not None:
         arguments.markdown.parent.mkdir(parents=True, exist_ok=True)
         text = report.render(rows, arguments.kernels, published=published)
-        arguments.markdown.write_text(with_figures(text, arguments.markdown, list(dict.fromkeys(figures))))
+        arguments.markdown.write_text(with_figures(text, arguments.markdown, figures))
     if published:
         return  # the bars are of the other setting
     for card in cards or report.cards(rows, arguments.kernels):

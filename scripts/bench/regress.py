@@ -8,7 +8,8 @@ TFLOP/s to those of the large matmul timed in turns with it and with the same pe
 peer's. They are in docs/results/ratios, a CSV file per kernels and card. Of the benchmark's file, the
 newest version of the kernels counts, and of each of its implementations the newest row: where that is ours
 and has failed (it raised, or its results were wrong), this fails too, whatever was measured before. What
-was not measured again, or where the peer has failed, is named and stays as it is. Needs no torch.
+was not measured again, or where the peer has failed, is named and stays as it is; but of ratios to the matmul
+those beside other peers are dropped when the same is measured anew. Needs no torch.
 """
 
 from __future__ import annotations

@@ -264,9 +264,8 @@ def render(rows: Rows) -> str:
         f"sample of {first['seqlen']} tokens, {first['heads']} heads of {first['head_dim']}, what is done "
         "with the mask included, each repetition with a cold L2. The worst residual is relative to the "
         "line's value at rho = 0, then to its value at the same rho. The checked samples, one per bucket of "
-        "0.05, were compared with the "
-        "definition first. Buckets that the paper's numbers of documents hardly reach have few samples or "
-        "none; what they lack is spread over the others."
+        "0.05, were compared with the definition first. Buckets that the paper's numbers of documents hardly "
+        "reach have few samples or none; what they lack is spread over the others."
     )
     table_text = markdown_table([*header, f"R² > {LINEAR_BAR}"], table)
     parts = ["# Latency against sparsity", text, describe(rows), table_text]

@@ -9,6 +9,8 @@ from datetime import date
 from importlib.metadata import version
 from pathlib import Path
 
+from paddle_flashmask._processor import processor_fields
+
 ROOT = Path(__file__).parents[2]
 
 
@@ -30,9 +32,7 @@ def _output(*command: str) -> str:
 
 def _machine() -> str:
     """How many processors this process may use, and their model."""
-    cpus = Path("/proc/cpuinfo").read_text().splitlines()
-    fields = dict(line.split(":", 1) for line in cpus if ":" in line)
-    fields = {key.strip(): value.strip() for key, value in fields.items()}
+    fields = processor_fields()
     return (
         f"{len(os.sched_getaffinity(0))} cores, {fields.get('model name', platform.machine())} "
         f"(family {fields.get('cpu family', '?')}, model {fields.get('model', '?')})"
