@@ -13,7 +13,7 @@ from numpy.typing import NDArray
 from . import block_map as _block_map
 from . import render as _render
 from ._checks import as_array, as_bool, as_int, as_integer_array, as_pair, as_sequence, check_rank, describe
-from .intervals import Int32Array, Interval, Slots, assign_slots, clamp, merge
+from .intervals import Int32Array, Interval, Slots, assign_slots, causal_slots, clamp, merge
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -80,7 +80,9 @@ class ColumnMask:
         (first, second), needs_more = merge(intervals, limit=2)
         if needs_more.any():
             _raise_needs_more(intervals, needs_more)
-        slots = assign_slots(first, second, seqlen_q)
+        self._set_slots(assign_slots(first, second, seqlen_q), seqlen_q)
+
+    def _set_slots(self, slots: Slots, seqlen_q: int) -> None:
         for bound in (*slots.lower, *slots.upper):
             bound.flags.writeable = False
         for name, value in (("_seqlen_q", seqlen_q), ("_slots", slots), ("_hash", None), ("_cache", {})):
@@ -90,6 +92,13 @@ class ColumnMask:
     def _from_clamped(cls, intervals: list[Interval], seqlen_q: int, shape: tuple[int, ...]) -> ColumnMask:
         mask = cls.__new__(cls)
         mask._set_masked(intervals, seqlen_q, shape)
+        return mask
+
+    @classmethod
+    def _causal_until(cls, end: Int32Array, seqlen: int) -> ColumnMask:
+        """Row i sees column j iff j <= i < end[j], int32 ``[S]``; in fewer passes than `__init__` takes."""
+        mask = cls.__new__(cls)
+        mask._set_slots(causal_slots(end, seqlen), seqlen)
         return mask
 
     @classmethod
@@ -219,9 +228,10 @@ class ColumnMask:
         if bounds == 0:
             return None, causal
         if bounds == 1:
-            columns: tuple[Int32Array, ...] = (self.lower[0],)
-        elif bounds == 2:
-            columns = self.lower if causal else (self.lower[0], self.upper[1])
+            start = self._slots.lower.start  # EMPTY_START where nothing is masked
+            return np.ascontiguousarray(np.minimum(start, np.int32(self.seqlen_q))[..., None]), causal
+        if bounds == 2:
+            columns: tuple[Int32Array, ...] = self.lower if causal else (self.lower[0], self.upper[1])
         else:
             columns = (*self.lower, *self.upper)
         return np.ascontiguousarray(np.stack(columns, axis=-1)), causal

@@ -174,7 +174,7 @@ def causal_document(lengths: Any, seqlen: int | None = None) -> ColumnMask:
     """
     lengths, seqlen = as_lengths("lengths", lengths, seqlen)
     _, end = _segments(lengths, seqlen)
-    return ColumnMask([(0, causal_rows(seqlen, seqlen)), (end, seqlen)], seqlen_q=seqlen, seqlen_k=seqlen)
+    return ColumnMask._causal_until(end, seqlen)
 
 
 def share_question(documents: Sequence[tuple[int, Sequence[int]]], seqlen: int | None = None) -> ColumnMask:
@@ -200,7 +200,7 @@ def share_question(documents: Sequence[tuple[int, Sequence[int]]], seqlen: int |
         questions = np.cumsum(counts) - counts
         reach[questions] = np.add.reduceat(lengths, questions)
     end = _per_token(np.cumsum(lengths) - lengths + reach, lengths, seqlen, padding=0)
-    return ColumnMask([(0, causal_rows(seqlen, seqlen)), (end, seqlen)], seqlen_q=seqlen, seqlen_k=seqlen)
+    return ColumnMask._causal_until(end, seqlen)
 
 
 def global_sliding_window(seqlen: int, num_global: int, window: Window) -> ColumnMask:
@@ -508,5 +508,5 @@ def _per_token(
     values: NDArray[np.int64], lengths: NDArray[np.int64], seqlen: int, padding: int
 ) -> Int32Array:
     """Each segment's value, at most S, at each of its tokens, int32 ``[S]``, and ``padding`` after them."""
-    repeated = np.repeat(values.astype(np.int32), lengths)
-    return np.concatenate([repeated, np.full(seqlen - repeated.size, padding, np.int32)])
+    values = np.append(values.astype(np.int32), np.int32(padding))
+    return np.repeat(values, np.append(lengths, seqlen - lengths.sum()))

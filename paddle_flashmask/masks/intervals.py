@@ -157,6 +157,25 @@ def assign_slots(first: Interval, second: Interval, seqlen_q: int) -> Slots:
     return Slots(_fill(lower, first), _fill(upper, first), bounds=4, causal=False)
 
 
+def causal_slots(end: Int32Array, seqlen: int) -> Slots:
+    """What `assign_slots` chooses where row i sees column j iff j <= i < end[j], int32 ``[S]``."""
+    rows = np.int32(seqlen)
+    triangle_end = causal_rows(seqlen, seqlen)
+    lower_start = np.where(end < rows, end, EMPTY_START)
+    lower_start[end <= triangle_end] = 0  # what touches the triangle reaches up to row 0
+    hidden = lower_start != EMPTY_START
+    triangle_start = np.zeros_like(triangle_end)
+    if seqlen:  # the first column has no triangle
+        triangle_start[0], triangle_end[0] = EMPTY_START, EMPTY_END
+    bounds = int(hidden.any())
+    return Slots(
+        lower=Interval(lower_start[None, None], np.where(hidden, rows, EMPTY_END)[None, None]),
+        upper=Interval(triangle_start[None, None], triangle_end[None, None]),
+        bounds=bounds,
+        causal=bool(bounds) or seqlen > 1,
+    )
+
+
 def _fill(slot: Interval, single: Interval) -> Interval:
     """The slot, and where it is empty what the nearest column with it filled shares with ``single`` here."""
     shared = _at_nearest(slot.nonempty, slot).intersect(single)

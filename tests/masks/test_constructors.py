@@ -212,3 +212,14 @@ def test_hash_sparse(seqlen: int, data: st.DataObject) -> None:
         in_original_order[query_order[head][:, None], key_order[head]] = dense[head]
         same_bucket = query_buckets[head][i] == key_buckets[head][j]
         np.testing.assert_array_equal(in_original_order, same_bucket & (j <= i))
+
+
+@given(data=st.data())
+def test_the_short_way_to_causal_masks_has_the_slots_of_the_long_one(data: st.DataObject) -> None:
+    seqlen = data.draw(st.integers(0, 12))
+    end = np.array(data.draw(st.lists(st.integers(-2, 14), min_size=seqlen, max_size=seqlen)), np.int32)
+    short = masks.ColumnMask._causal_until(end, seqlen)
+    causal = (0, np.arange(seqlen))
+    long = masks.ColumnMask([causal, (end, seqlen)], seqlen_q=seqlen, seqlen_k=seqlen)
+    assert short == long
+    assert short._slots[2:] == long._slots[2:]
