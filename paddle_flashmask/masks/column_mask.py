@@ -96,9 +96,13 @@ class ColumnMask:
 
     @classmethod
     def _causal_until(cls, end: Int32Array, seqlen: int) -> ColumnMask:
-        """Row i sees column j iff j <= i < end[j], int32 ``[S]``; in fewer passes than `__init__` takes."""
+        """Row i sees column j iff j <= i < end[j]; in fewer passes than `__init__` takes.
+
+        Args:
+            end: int32 ``[S]``, ``[H, S]`` or ``[B, H, S]``.
+        """
         mask = cls.__new__(cls)
-        mask._set_slots(causal_slots(end, seqlen), seqlen)
+        mask._set_slots(causal_slots(end.reshape((1,) * (3 - end.ndim) + end.shape), seqlen), seqlen)
         return mask
 
     @classmethod

@@ -376,9 +376,7 @@ def random_eviction(evict_at: Any) -> ColumnMask:
     """
     evict_at = _by_head("evict_at", evict_at)
     seqlen = as_int("length of evict_at", evict_at.shape[-1])
-    return ColumnMask(
-        [(0, causal_rows(seqlen, seqlen)), (evict_at, seqlen)], seqlen_q=seqlen, seqlen_k=seqlen
-    )
+    return ColumnMask._causal_until(np.clip(evict_at, 0, seqlen).astype(np.int32), seqlen)
 
 
 def hash_sparse(

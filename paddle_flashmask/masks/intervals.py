@@ -158,7 +158,7 @@ def assign_slots(first: Interval, second: Interval, seqlen_q: int) -> Slots:
 
 
 def causal_slots(end: Int32Array, seqlen: int) -> Slots:
-    """What `assign_slots` chooses where row i sees column j iff j <= i < end[j], int32 ``[S]``."""
+    """What `assign_slots` chooses where row i sees column j iff j <= i < end[j], int32 ``[B, H, S]``."""
     rows = np.int32(seqlen)
     triangle_end = causal_rows(seqlen, seqlen)
     lower_start = np.where(end < rows, end, EMPTY_START)
@@ -169,8 +169,8 @@ def causal_slots(end: Int32Array, seqlen: int) -> Slots:
         triangle_start[0], triangle_end[0] = EMPTY_START, EMPTY_END
     bounds = int(hidden.any())
     return Slots(
-        lower=Interval(lower_start[None, None], np.where(hidden, rows, EMPTY_END)[None, None]),
-        upper=Interval(triangle_start[None, None], triangle_end[None, None]),
+        lower=Interval(lower_start, np.where(hidden, rows, EMPTY_END)),
+        upper=Interval(np.broadcast_to(triangle_start, end.shape), np.broadcast_to(triangle_end, end.shape)),
         bounds=bounds,
         causal=bool(bounds) or seqlen > 1,
     )

@@ -216,8 +216,10 @@ def test_hash_sparse(seqlen: int, data: st.DataObject) -> None:
 
 @given(data=st.data())
 def test_the_short_way_to_causal_masks_has_the_slots_of_the_long_one(data: st.DataObject) -> None:
-    seqlen = data.draw(st.integers(0, 12))
-    end = np.array(data.draw(st.lists(st.integers(-2, 14), min_size=seqlen, max_size=seqlen)), np.int32)
+    seqlen, dims = data.draw(st.integers(0, 12)), data.draw(st.sampled_from([(), (2,), (3, 2)]))
+    count = int(np.prod((*dims, seqlen)))
+    ends = data.draw(st.lists(st.integers(-2, 14), min_size=count, max_size=count))
+    end = np.array(ends, np.int32).reshape(*dims, seqlen)
     short = masks.ColumnMask._causal_until(end, seqlen)
     causal = (0, np.arange(seqlen))
     long = masks.ColumnMask([causal, (end, seqlen)], seqlen_q=seqlen, seqlen_k=seqlen)
