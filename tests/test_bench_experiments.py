@@ -133,6 +133,17 @@ def test_log_survives_and_resumes(tmp_path: Path) -> None:
     assert [row["mask"] for row in provenance.newest_of(Log(path, ["mask", "value"]).rows)] == ["e"]
 
 
+def test_the_newest_row_is_the_newest_run_s_wherever_it_stands(tmp_path: Path) -> None:
+    """Files of several machines are merged out of order."""
+    later, path = replace(RUN, started="2027-01-01T00:00:00Z"), tmp_path / "log.csv"
+    for run, value in ((later, "new"), (RUN, "old"), (RUN, "older, its last")):
+        Log(path, ["mask", "value"], run).add({"mask": "full", "value": value})
+    log = Log(path, ["mask", "value"], RUN)
+    assert log.newest(mask="full")["value"] == "new"
+    assert log.newest(mask="full", started=RUN.started)["value"] == "older, its last"
+    assert [row["value"] for row in provenance.oldest_first(log.rows)] == ["old", "older, its last", "new"]
+
+
 def test_recorded_command_names_what_matters() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--lengths", nargs="+", type=int, default=[1])
@@ -538,6 +549,8 @@ def test_the_newest_row_of_a_decode_shape_counts() -> None:
     rows = [decode_row(shape, "ours", 0.05), decode_row(shape, "ours", 0.04), decode_row(shape, "FA2", 0.05)]
     assert decode.times_of(rows) == {128: {shape: {"ours": 0.04, "FA2": 0.05}}}
     assert decode.times_of([*rows, decode_row(shape, "FA2", None)]) == {128: {shape: {"ours": 0.04}}}
+    older = decode_row(shape, "ours", 0.03, started="2025-12-31")  # merged into the file behind the others
+    assert decode.times_of([*rows, older]) == decode.times_of(rows)
 
 
 def test_only_right_results_are_timed() -> None:

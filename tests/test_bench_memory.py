@@ -142,7 +142,15 @@ def test_of_memory_what_is_asked_for_and_left_is_measured(tmp_path: Path) -> Non
     # What failed and was mended is written as what it is now; of failures, the last.
     rows = [memory_row("peak", "flex", 4096, "", 0, note) for note in ("no", "never")]
     assert "| 4K |  |  | never |" in memory.render(rows)
-    assert "| 4K |  |  | 2 MiB |" in memory.render([*rows, memory_row("peak", "flex", 4096, "peak", 2**21)])
+    mended = [*rows, memory_row("peak", "flex", 4096, "peak", 2**21)]
+    assert "| 4K |  |  | 2 MiB |" in memory.render(mended)
+    # Rows of an earlier run change nothing where they stand behind.
+    before = [memory_row("peak", "flex", 4096, "", 0, "once"), memory_row("peak", "flex", 4096, "peak", 1.0)]
+    before = [row | {"started": "2025-12-31"} for row in before]
+    assert "| 4K |  |  | never |" in memory.render([*rows, *before[:1]])
+    text = memory.render([*mended, *before])
+    assert "| 4K |  |  | 2 MiB |" in text
+    assert "Failures" not in text
 
 
 class DyingWorker(memory.Worker):

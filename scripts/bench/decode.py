@@ -22,7 +22,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import provenance
-from provenance import Log, describe
+from provenance import Log, describe, oldest_first
 from results import document, failures, length_name, markdown_table, not_run
 
 if TYPE_CHECKING:
@@ -197,7 +197,7 @@ def newest_by_place(rows: Rows) -> dict[tuple[int, Shape, str], Mapping[str, str
     """Return the newest row of each head dim, shape and implementation."""
     return {
         (int(row["head_dim"]), Shape(*(int(row[name]) for name in Shape._fields)), row["implementation"]): row
-        for row in rows
+        for row in oldest_first(rows)
     }
 
 

@@ -39,7 +39,7 @@ import provenance
 from limits import time_limit
 from paper_data import TASKS, TRAINING_SAMPLES, Sample, binned, make_rule, token_arrays, training_samples
 from prepare import add_prepare_argument, compile_apart, share_compiled
-from provenance import Log, describe
+from provenance import Log, describe, oldest_first
 from results import brief, document, failures, length_name, markdown_table, not_run
 
 if TYPE_CHECKING:
@@ -361,7 +361,7 @@ def check_loss(loss: float, own: float | None) -> None:
 def current(rows: Rows) -> list[Mapping[str, str]]:
     """Return the newest row of each step; of a task, length, layers and method those of most bins only."""
     steps: dict[tuple[str, ...], Mapping[str, str]] = {}
-    for row in sorted(rows, key=lambda row: row["started"]):  # stable: of one run, the last
+    for row in oldest_first(rows):
         steps[tuple(row[name] for name in (*SERIES, "bins", "bin"))] = row
     most: dict[tuple[str, ...], int] = {}
     for step, row in steps.items():

@@ -37,7 +37,7 @@ from cells import TWELVE
 from limits import READY_SECONDS, apart
 from paper_data import Sample, make_rule, token_arrays
 from prepare import add_prepare_argument, compile_apart, share_compiled
-from provenance import Log, describe
+from provenance import Log, describe, oldest_first
 from results import brief, document, failures, length_name, markdown_table, not_run
 
 from paddle_flashmask.masks import registry
@@ -387,8 +387,8 @@ def lengths_of(rows: Rows, part: str) -> list[int]:
 def failure_of(rows: Rows, part: str, name: str, seqlen: int) -> str:
     """Return why something failed last, shortened; "" where it did not or was not tried."""
     key = (part, name, str(seqlen), "failed")
-    notes = [r["note"] for r in rows if (r["part"], r["name"], r["seqlen"], r["status"]) == key]
-    return brief(notes[-1]) if notes else ""
+    failed = [r for r in rows if (r["part"], r["name"], r["seqlen"], r["status"]) == key]
+    return brief(oldest_first(failed)[-1]["note"]) if failed else ""
 
 
 def size_name(value: float) -> str:
@@ -401,10 +401,10 @@ def size_name(value: float) -> str:
 
 
 def values(rows: Rows, part: str, name: str, quantity: str) -> dict[int, float]:
-    """Return one quantity of one implementation by length."""
+    """Return one quantity of one implementation by length; the newest row counts."""
     key = (part, name, quantity)
     found = (row for row in rows if (row["part"], row["name"], row["quantity"]) == key)
-    return {int(row["seqlen"]): float(row["value"]) for row in found}
+    return {int(row["seqlen"]): float(row["value"]) for row in oldest_first(found)}
 
 
 def render(rows: Rows) -> str:
@@ -450,7 +450,7 @@ def render(rows: Rows) -> str:
             "The first forward call of a length, of one head, with what FlexAttention compiles:",
             table_of(rows, "batch", "first call", "{:.1f}".format),
         ]
-    newest = {(row["part"], row["name"], row["seqlen"]): row for row in rows}
+    newest = {(row["part"], row["name"], row["seqlen"]): row for row in oldest_first(rows)}
     failed = (
         (f"{part}, {name}", row["note"], length_name(int(seqlen)))
         for (part, name, seqlen), row in newest.items()

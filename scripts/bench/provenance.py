@@ -12,17 +12,18 @@ import os
 import shlex
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import asdict, fields
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 from cells import ROOT, Run, hash_sources
 
 RESULTS, OUTPUTS = ROOT / "docs" / "results", ROOT / "outputs"
 UNRECORDED = ("csv", "markdown", "figure", "charts", "resume", "commit", "binary", "prepare", "no_report")
 RUN_COLUMNS = [field.name for field in fields(Run)]
+AnyRow = TypeVar("AnyRow", bound=Mapping[str, str])
 
 
 def git_commit() -> str:
@@ -90,14 +91,12 @@ class Log:
                 self.rows = list(reader)
 
     def newest(self, **wanted: Any) -> dict[str, str] | None:
-        """Return the last row with these values, of the run's sources and card; None: there is none."""
+        """Return the newest row with these values, of the run's sources and card; None: there is none."""
         assert self.run is not None, "see Log"
         wanted = {**wanted, "sources": self.run.sources, "card": self.run.card}
         texts = {name: _text(value) for name, value in wanted.items()}
-        return next(
-            (row for row in reversed(self.rows) if all(row[name] == text for name, text in texts.items())),
-            None,
-        )
+        found = [row for row in self.rows if all(row[name] == text for name, text in texts.items())]
+        return oldest_first(found)[-1] if found else None
 
     def add(self, values: Mapping[str, Any]) -> None:
         """Append a row; columns without a value stay empty."""
@@ -120,11 +119,16 @@ def _text(value: Any) -> str:
     return f"{value:.6g}" if isinstance(value, float) else str(value)
 
 
+def oldest_first(rows: Iterable[AnyRow]) -> list[AnyRow]:
+    """Return rows by when their run started, however files were merged; those of one run as they came."""
+    return sorted(rows, key=lambda row: row["started"])
+
+
 def newest_of(rows: Sequence[Mapping[str, str]]) -> list[Mapping[str, str]]:
     """Return the rows of the newest card and sources."""
     if not rows:
         return []
-    newest = max(rows, key=lambda row: row["started"])
+    newest = oldest_first(rows)[-1]
     return [row for row in rows if (row["card"], row["sources"]) == (newest["card"], newest["sources"])]
 
 

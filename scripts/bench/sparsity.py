@@ -32,7 +32,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 import numpy as np
 import provenance
 from paper_data import BUCKET, SPARSITY_SETTINGS, Sample, sparsity_samples
-from provenance import Log, describe
+from provenance import Log, describe, oldest_first
 from results import document, markdown_table
 
 SETTING = [
@@ -217,9 +217,9 @@ Rows = Sequence[Mapping[str, str]]
 
 def of_newest_setting(rows: Rows) -> list[Mapping[str, str]]:
     """Return the rows measured as the newest one was, of each sample the newest."""
-    newest = max(rows, key=lambda row: row["started"])
-    found = {}
-    for row in sorted(rows, key=lambda row: row["started"]):  # stable: of one run, the last
+    rows = oldest_first(rows)
+    newest, found = rows[-1], {}
+    for row in rows:
         if all(row[name] == newest[name] for name in SETTING):
             found[row["mask"], row["sample"]] = row
     return [*found.values()]
