@@ -103,9 +103,11 @@ def measure_shape(
     from experiment import failure_reason
     from torch.nn.attention import SDPBackend
 
+    generator = torch.Generator(arguments.device).manual_seed(0)
+
     def normal(seqlen: int, heads: int) -> torch.Tensor:
         size = (shape.batch, seqlen, heads, arguments.head_dim)
-        return torch.randn(size, device=arguments.device, dtype=torch.bfloat16)
+        return torch.randn(size, generator=generator, device=arguments.device, dtype=torch.bfloat16)
 
     q = normal(shape.seqlen_q, HEADS)
     k, v = (normal(shape.seqlen_k, KEY_HEADS) for _ in range(2))

@@ -24,7 +24,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 from cells import PEER_NAMES, ROOT, ROUNDS, Case, Row, read_rows
 from prepare import add_prepare_argument, prepare, share_compiled
 from provenance import recorded_command
-from report import cards, failures_of, provenance
+from report import cards, failures_of, origin
 from results import Results, document, length_name, markdown_table, not_run
 
 MASKS = ("causal_document", "share_question", "document")
@@ -76,7 +76,7 @@ def render(rows: Sequence[Row], kernels: str) -> str:
     ]
     for card in cards(rows, kernels):
         results = Results(rows, kernels, card)
-        parts += [f"## {card}", provenance(results.rows)]
+        parts += [f"## {card}", origin(results.rows)]
         for mask in MASKS:
             lines = [
                 line

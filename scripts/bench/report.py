@@ -192,7 +192,7 @@ def render(rows: Sequence[Row], kernels: str, *, published: bool = False) -> str
     ]
     for card in cards(rows, kernels):
         results = Results(rows, kernels, card)
-        parts += [f"## {card}", provenance(results.rows)]
+        parts += [f"## {card}", origin(results.rows)]
         if published:
             parts += [*total_tables(results, PUBLISHED_TWELVE), failures_of(results)]
             parts.append(not_run(left_out(results, PUBLISHED_TWELVE), level=3))
@@ -202,7 +202,7 @@ def render(rows: Sequence[Row], kernels: str, *, published: bool = False) -> str
         for earlier in not_measured_again(rows, results):
             parts += [
                 f"## {card}, earlier kernels: what was not measured again",
-                *(provenance(earlier.rows), "### Bars", render_bars(earlier, measured_only=True)),
+                *(origin(earlier.rows), "### Bars", render_bars(earlier, measured_only=True)),
                 *_tables(earlier),
             ]
     return document(parts)
@@ -268,7 +268,7 @@ def render_bars(results: Results, *, measured_only: bool = False) -> str:
     return markdown_table(header, lines, left=len(header))
 
 
-def provenance(rows: list[Row]) -> str:
+def origin(rows: list[Row]) -> str:
     """Return where rows come from as a Markdown list."""
 
     def distinct(values: Iterable[str]) -> str:
