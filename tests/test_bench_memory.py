@@ -257,11 +257,12 @@ def test_a_batch_prepares_later_masks_with_what_was_compiled_for_the_first(
     torch = pytest.importorskip("torch")
     import experiment
 
-    modes = []
+    modes, lengths = [], []
     block_mask = memory.Experiment.block_mask
 
     def recorded(self: memory.Experiment, sample: paper_data.Sample) -> object:
         modes.append(torch.is_grad_enabled())
+        lengths.append(sum(question for question, _ in sample.documents))
         return block_mask(self, sample)
 
     monkeypatch.setattr(memory.Experiment, "block_mask", recorded)
@@ -273,7 +274,8 @@ def test_a_batch_prepares_later_masks_with_what_was_compiled_for_the_first(
     memory.main()
     rows = Log(tmp_path / "x.csv", memory.COLUMNS).rows
     assert [row["quantity"] for row in rows] == ["first mask", "first call", "new mask"]
-    assert modes == [False] * 4
+    assert modes == [False] * 5
+    assert lengths == [memory.FEW_TOKENS, *[256] * 4]  # the first for what a process does once
 
 
 def test_a_device_holds_no_memory_that_counts_in_peaks(monkeypatch: pytest.MonkeyPatch) -> None:
