@@ -322,6 +322,37 @@ def test_what_got_slower_is_named(tmp_path: Path) -> None:
     assert [*regress.compare(stored, {})] == []
 
 
+def test_no_two_ratios_have_one_name() -> None:
+    case = inference.inference_case("document", 131072)
+    cases = [case, replace(case, seed=3), replace(case, seqlen=133120), replace(case, kv_heads=0)]
+    keys = [regress.Key(case, "forward", "sm90", "fa4") for case in cases]
+    keys += [replace(keys[0], ours="sm90 deterministic"), replace(keys[0], against="matmul beside fa4")]
+    assert [*map(str, keys)] == [
+        "document 128K D=128, 32:8 heads forward / FA4",
+        "document 128K D=128, 32:8 heads, seed 3 forward / FA4",
+        "document 133,120 D=128, 32:8 heads forward / FA4",
+        "document 128K D=128 forward / FA4",
+        "document 128K D=128, 32:8 heads forward (sm90 deterministic) / FA4",
+        "document 128K D=128, 32:8 heads forward / matmul beside fa4",
+    ]
+    other = replace(keys[0], case=replace(case, mask="causal"))
+    assert [*regress.by_mask([*keys[:3], other])] == [
+        "causal: 1 (128K D=128, 32:8 heads)",
+        "document: 3 (128K D=128, 32:8 heads; 133,120 D=128, 32:8 heads)",
+    ]
+
+
+def test_stored_ratios_are_those_of_the_committed_tables() -> None:
+    stored: dict[str, set[regress.Key]] = {}
+    for table in sorted(provenance.RESULTS.glob("kernels_*.csv")):
+        for path, results in regress.files_of(cells.read_rows(table)):
+            stored[path.name] = {*regress.ratios(results)}
+    assert len(stored) == 3
+    assert {path.name: {*regress.read(path)} for path in regress.FOLDER.iterdir()} == stored
+    for keys in stored.values():
+        assert len({*map(str, keys)}) == len(keys)
+
+
 @pytest.mark.parametrize("milliseconds", ["nan", "0", "inf", "", "x"])
 def test_a_time_that_is_none_is_refused(milliseconds: str, tmp_path: Path) -> None:
     path = tmp_path / "x.csv"
@@ -354,6 +385,10 @@ def test_what_fails_or_was_left_out_is_no_pass(
     assert "8 of 8 stored ratios were measured again\n" in call(before)
     out = call([row for row in before if row.case.mask == "document"])
     assert "4 of 8" in out
+    assert "  not measured again: causal: 4 (8K D=128, 32:8 heads)\n" in out
+    with monkeypatch.context() as patch:
+        patch.setattr(sys, "argv", [*sys.argv, "--verbose"])
+        out = call([row for row in before if row.case.mask == "document"])
     assert out.count("  not measured again: causal 8K") == 4
     # An older row of the same kernels was right: the newest counts.
     later = replace(RUN, started="2027-01-01T00:00:00Z")
@@ -366,9 +401,27 @@ def test_what_fails_or_was_left_out_is_no_pass(
     assert regress.read(path) == stored
     # A peer's failure is not ours, and is no measurement either.
     out = call([*before, replace(wrong, implementation="flex")])
-    assert f"7 of 8 stored ratios were measured again\n  not measured again: {case} forward / Flex\n" in out
+    assert "7 of 8 stored ratios were measured again\n  not measured again: document: 1 (8K" in out
     # What was mended counts again.
     assert "8 of 8" in call([*before, wrong, replace(before[0], run=replace(later, started="2028"))])
+
+
+def test_replacing_keeps_nothing_but_what_was_measured(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    rows = [kernel_row(name, 1.0) for name in ("sm90", "flex")]
+    path = regress.path_of("sm90", RUN.card, tmp_path)
+    now = regress.ratios(Results(rows, "sm90", RUN.card))
+    retired = regress.Key(replace(rows[0].case, seqlen=133120), "forward", "sm90", "flex")
+    cells.append_rows(tmp_path / "x.csv", rows)
+    for option, kept in (("--store", {**now, retired: 2.0}), ("--replace", now)):
+        regress.write(path, {**now, retired: 2.0})
+        monkeypatch.setattr(
+            sys, "argv", ["regress.py", str(tmp_path / "x.csv"), "--ratios", str(tmp_path), option]
+        )
+        regress.main()
+        assert regress.read(path) == kept
+    assert "  dropped: document: 1 (133,120 D=128, 32:8 heads)\n" in capsys.readouterr().out
 
 
 def test_ratios_beside_other_peers_are_dropped_when_the_same_is_measured_anew() -> None:

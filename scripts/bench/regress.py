@@ -1,15 +1,17 @@
 """Compare a kernel benchmark with stored ratios of the same kernels and card; name what got slower or fails.
 
 python scripts/bench/regress.py docs/results/kernels_sm90.csv           # fails when a ratio fell by over 3 %
-python scripts/bench/regress.py docs/results/kernels_sm90.csv --store   # keeps the new ratios
+python scripts/bench/regress.py docs/results/kernels_sm90.csv --store   # keeps the new ratios, and others
+python scripts/bench/regress.py docs/results/kernels_sm90.csv --replace # keeps the new ratios and no others
 
 Milliseconds differ from card to card and from day to day; what is kept are ratios within one run: our
 TFLOP/s to those of the large matmul timed in turns with it and with the same peers, and our speed to each
 peer's. They are in docs/results/ratios, a CSV file per kernels and card. Of the benchmark's file, the
 newest version of the kernels counts, and of each of its implementations the newest row: where that is ours
 and has failed (it raised, or its results were wrong), this fails too, whatever was measured before. What
-was not measured again, or where the peer has failed, is named and stays as it is; but of ratios to the matmul
-those beside other peers are dropped when the same is measured anew. Needs no torch.
+was not measured again, or where the peer has failed, is counted by mask (--verbose: named) and stays as it
+is; but of ratios to the matmul those beside other peers are dropped when the same is measured anew. The files
+that are committed hold what the committed tables say: a new table is stored with --replace. Needs no torch.
 """
 
 from __future__ import annotations
@@ -17,14 +19,14 @@ from __future__ import annotations
 import argparse
 import csv
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import astuple, dataclass, fields
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
-from cells import DIRECTIONS, PEER_NAMES, ROOT, Case, deterministic, read_rows
+from cells import DIRECTIONS, PEER_NAMES, ROOT, Case, Row, deterministic, read_rows
 from paper_data import PUBLISHED
 from report import cards
 from results import Results, length_name, name_in_files
@@ -44,10 +46,19 @@ class Key:
     against: str
 
     def __str__(self) -> str:
-        case, how = self.case, "" if self.ours in ("sm80", "sm90", "cuda", "") else f" ({self.ours})"
-        heads = f", {case.heads}:{case.kv_heads} heads" if case.kv_heads else ""
-        place = f"{case.mask} {length_name(case.seqlen)} D={case.head_dim}{heads} {self.direction}{how}"
+        how = "" if self.ours in ("sm80", "sm90", "cuda", "") else f" ({self.ours})"
+        seed = f", seed {self.case.seed}" if self.case.seed else ""
+        place = f"{self.case.mask} {self.shape}{seed} {self.direction}{how}"
         return f"{place} / {PEER_NAMES.get(self.against, self.against)}"
+
+    @property
+    def shape(self) -> str:
+        """Length, head dim and heads; lengths that are no power of two to the token."""
+        case = self.case
+        power_of_two = case.seqlen & (case.seqlen - 1) == 0
+        length = length_name(case.seqlen) if power_of_two else f"{case.seqlen:,}"
+        heads = f", {case.heads}:{case.kv_heads} heads" if case.kv_heads else ""
+        return f"{length} D={case.head_dim}{heads}"
 
 
 def matmul_beside(peers: Sequence[str]) -> str:
@@ -136,13 +147,34 @@ def still_measured(stored: Ratios, measured: Ratios) -> Ratios:
     }
 
 
+def by_mask(keys: Iterable[Key]) -> Iterator[str]:
+    """Return a line per mask: how many keys are of it, and of which shapes."""
+    masks: dict[str, list[Key]] = {}
+    for key in sorted(keys, key=lambda key: (key.case.mask, key.case.seqlen, key.case.head_dim)):
+        masks.setdefault(key.case.mask, []).append(key)
+    for mask, found in masks.items():
+        yield f"{mask}: {len(found)} ({'; '.join(dict.fromkeys(key.shape for key in found))})"
+
+
+def files_of(rows: Sequence[Row], folder: Path = FOLDER) -> Iterator[tuple[Path, Results]]:
+    """Return where the ratios of each kernels and card of a benchmark are kept, and its results."""
+    for kernels in dict.fromkeys(row.run.kernels for row in rows):
+        for card in cards(rows, kernels):
+            results = Results(rows, kernels, card)
+            published = any(row.case.mask in PUBLISHED for row in results.rows)
+            yield path_of(kernels, card, folder, published=published), results
+
+
 def main() -> None:
     """Compare, and store if that is asked for."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("csv", type=Path, help="of scripts/bench/kernels.py")
-    parser.add_argument("--store", action="store_true", help="keep what was measured")
+    storing = parser.add_mutually_exclusive_group()
+    storing.add_argument("--store", action="store_true", help="keep what was measured, beside the rest")
+    storing.add_argument("--replace", action="store_true", help="keep what was measured, and nothing else")
+    parser.add_argument("--verbose", action="store_true", help="name each ratio that was not measured again")
     parser.add_argument(
         "--ratios", type=Path, default=FOLDER, help="the folder; default: docs/results/ratios"
     )
@@ -156,33 +188,34 @@ def main() -> None:
         parser.error(str(error))
     if not rows:
         parser.error(f"{arguments.csv}: there are no rows")
+    stores = arguments.store or arguments.replace
     slower = failed = again = 0
-    for kernels in dict.fromkeys(row.run.kernels for row in rows):
-        for card in cards(rows, kernels):
-            results = Results(rows, kernels, card)
-            published = any(row.case.mask in PUBLISHED for row in results.rows)
-            path = path_of(kernels, card, arguments.ratios, published=published)
-            stored, measured = read(path), ratios(results)
-            changes = sorted(compare(stored, measured, arguments.tolerance))
-            slower += sum(change < 1 for change, _ in changes)
-            failing = failures(stored, results)
-            failed += len(failing)
-            missing = sorted(stored.keys() - measured.keys() - set(failing), key=str)
-            compared = len(stored.keys() & measured.keys())
-            again += compared
-            print(f"{kernels} on {card}: {compared} of {len(stored)} stored ratios were measured again")
-            lines = [f"FAILED: {key}" for key in failing] + [line for _, line in changes]
-            lines += [f"not measured again: {key}" for key in missing]
-            print(*(f"  {line}" for line in lines), sep="\n", end="\n" if lines else "")
-            if not stored and not arguments.store:
-                print(f"  nothing is stored in {path} yet: --store keeps what was measured")
-            if arguments.store:
-                write(path, still_measured(stored, measured) | measured)
-                print(f"stored {len(measured)} ratios in {path}")
+    for path, results in files_of(rows, arguments.ratios):
+        stored, measured = read(path), ratios(results)
+        changes = sorted(compare(stored, measured, arguments.tolerance))
+        slower += sum(change < 1 for change, _ in changes)
+        failing = failures(stored, results)
+        failed += len(failing)
+        missing = sorted(stored.keys() - measured.keys() - set(failing), key=str)
+        compared = len(stored.keys() & measured.keys())
+        again += compared
+        place = f"{results.kernels} on {results.card}"
+        print(f"{place}: {compared} of {len(stored)} stored ratios were measured again")
+        lines = [f"FAILED: {key}" for key in failing] + [line for _, line in changes]
+        named = missing if arguments.verbose else by_mask(missing)
+        word = "dropped" if arguments.replace else "not measured again"
+        lines += [f"{word}: {item}" for item in named]
+        print(*(f"  {line}" for line in lines), sep="\n", end="\n" if lines else "")
+        if not stored and not stores:
+            print(f"  nothing is stored in {path} yet: --store keeps what was measured")
+        if stores:
+            kept = {} if arguments.replace else still_measured(stored, measured)
+            write(path, kept | measured)
+            print(f"stored {len(measured)} ratios in {path}")
     problems = [f"{failed} stored ratios are of kernels that fail now"] if failed else []
-    if slower and not arguments.store:
+    if slower and not stores:
         problems.append(f"{slower} ratios fell by more than {100 * arguments.tolerance:g} %")
-    if not again and not arguments.store:
+    if not again and not stores:
         problems.append("no stored ratio was measured again")
     if problems:
         sys.exit("; ".join(problems))
