@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import csv
 import sys
 from collections import Counter
 from dataclasses import replace
@@ -500,17 +501,55 @@ def test_results_of_other_sources_are_stale(tmp_path: Path) -> None:
     Log(tmp_path / "a.csv", ["mask"], RUN).add({"mask": "full"})
     assert stale.state(tmp_path / "a.csv") == (
         True,
-        "a.csv: NVIDIA H200, 2026-01-01, sm90 at 123, other sources than now",
+        "a.csv: NVIDIA H200, 2026-01-01, sm90 at 123, 1 of 1 rows of other sources than now",
     )
     Log(tmp_path / "a.csv", ["mask"], replace(run, started="2027-01-01T00:00:00Z")).add({"mask": "full"})
     assert stale.state(tmp_path / "a.csv")[0] is False
     later = Log(tmp_path / "c.csv", ["direction"], replace(run, sources="old-" + run.sources.split("-")[1]))
     later.add({"direction": "backward"})
     assert stale.state(tmp_path / "c.csv")[0] is False
+    later.add({"direction": "backward deterministic"})
+    assert stale.state(tmp_path / "c.csv")[0] is False
     later.add({"direction": "forward"})
     assert stale.state(tmp_path / "c.csv")[0] is True
     (tmp_path / "b.csv").write_text("a,b\n1,2\n")
     assert stale.state(tmp_path / "b.csv") is None
+
+
+def test_older_rows_that_nothing_was_measured_in_place_of_are_stale(tmp_path: Path) -> None:
+    path, columns = tmp_path / "x.csv", ["mask", "direction", "implementation", "milliseconds"]
+    now = replace(RUN, sources=hash_sources("sm90"), started="2027-01-01T00:00:00Z", commit="456")
+    for direction in DIRECTIONS:
+        Log(path, columns, now).add({"mask": "full", "direction": direction, "implementation": "sm90"})
+    for name in ("sm90", "flex"):  # merged into the file behind the others
+        for mask in ("full", "causal"):
+            row = {"mask": mask, "direction": "forward", "implementation": name, "milliseconds": 1.0}
+            Log(path, columns, RUN).add(row)
+    assert stale.state(path) == (
+        True,
+        "x.csv: NVIDIA H200, 2027-01-01, sm90 at 456, 2 of 4 rows of other sources than now",
+    )
+    again = {"mask": "causal", "direction": "forward", "implementation": "sm90"}
+    Log(path, columns, now).add(again)
+    assert stale.state(path) == (
+        False,
+        "x.csv: NVIDIA H200, 2027-01-01, sm90 at 456, the sources as they are",
+    )
+    Log(path, columns, replace(RUN, card="another")).add(again)
+    assert stale.state(path)[1].endswith(", 1 of 4 rows of other sources than now")
+
+
+@pytest.mark.parametrize("path", sorted(provenance.RESULTS.glob("*.csv")), ids=lambda path: path.name)
+def test_what_rows_are_of_is_known_of_every_file(path: Path) -> None:
+    """Else a row would seem to be measured anew by another's."""
+    with path.open(newline="") as file:
+        rows = list(csv.DictReader(file))
+    if "started" not in rows[0]:
+        assert stale.state(path) is None
+        return
+    of_one_run = ("started", "implementation", "quantity")
+    found = Counter((*stale.place_of(row), *(row.get(name) for name in of_one_run)) for row in rows)
+    assert max(found.values()) == 1
 
 
 # Small runs, where torch is
