@@ -20,6 +20,9 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts" / "bench"
 
 import cells
 import flex_masks
+import inference
+import kernels
+import provenance
 import report
 from cells import DIRECTIONS, HEAD_DIMS, LENGTHS, PEER_MASKS, TWELVE, Case, Row, Run, paper_case
 from paper_data import PUBLISHED
@@ -104,6 +107,67 @@ def test_rows_survive_the_file(tmp_path: Path) -> None:
     for act in (lambda: cells.read_rows(path), lambda: cells.append_rows(path, rows)):
         with pytest.raises(ValueError, match="expected the columns"):
             act()
+
+
+@pytest.mark.parametrize(
+    ("options", "written"),
+    [
+        ([], ["images/kernels_sm80_d64.png", "results/kernels_sm80.md"]),
+        (["--no-report"], []),
+        (["--quick", "--csv", "docs/results/kernels_sm80.csv"], []),
+        (["--csv", "elsewhere.csv"], []),
+        (["--csv", "elsewhere.csv", "--markdown", "docs/x.md"], ["x.md"]),
+    ],
+)
+def test_the_page_and_the_figures_of_the_default_file_are_written(
+    options: list[str],
+    written: list[str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    pytest.importorskip("matplotlib")
+    rows = [
+        make_row(paper_case("full", 8192, 64), "sm80", 1.0, direction=direction) for direction in DIRECTIONS
+    ]
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setattr(kernels, "ROOT", tmp_path)
+    for path in ("docs/results/kernels_sm80.csv", "elsewhere.csv"):
+        cells.append_rows(tmp_path / path, rows)
+    monkeypatch.setattr(sys, "argv", ["kernels.py", "--kernels", "sm80", "--report-only", *options])
+    kernels.main()
+    docs = tmp_path / "docs"
+    found = (path.relative_to(docs).as_posix() for path in docs.rglob("*.*") if path.suffix != ".csv")
+    assert sorted(found) == written
+    if "images/kernels_sm80_d64.png" in written:
+        link = "![kernels_sm80_d64](../images/kernels_sm80_d64.png)"
+        assert (docs / written[-1]).read_text().splitlines()[2] == link
+    assert "| bar | wanted | measured | verdict |" in capsys.readouterr().out
+
+
+def test_a_page_is_written_without_figures_where_none_can_be_drawn(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Else the machine with the GPU, which need not have matplotlib, would end with a trace."""
+    monkeypatch.setattr(kernels, "ROOT", tmp_path)
+    monkeypatch.setattr(provenance.importlib.util, "find_spec", lambda name: None)
+    cells.append_rows(
+        tmp_path / "docs/results/kernels_sm80.csv", [make_row(paper_case("full", 8192, 64), "sm80", 1.0)]
+    )
+    monkeypatch.setattr(sys, "argv", ["kernels.py", "--kernels", "sm80", "--report-only"])
+    kernels.main()
+    assert "matplotlib is missing" in capsys.readouterr().out
+    assert "kernels_sm80_d64" not in (tmp_path / "docs/results/kernels_sm80.md").read_text()
+
+
+@pytest.mark.parametrize("module", [kernels, inference])
+def test_what_is_written_is_no_part_of_a_recorded_command(module, monkeypatch: pytest.MonkeyPatch) -> None:
+    commands = []
+    for options in ([], ["--no-report"], ["--markdown", "x.md"]):
+        monkeypatch.setattr(sys, "argv", ["x.py", "--kernels", "sm80", "--masks", "document", *options])
+        commands.append(module.parse_arguments()[1])
+    name = module.__name__
+    assert commands == [f"python scripts/bench/{name}.py --kernels sm80 --masks document"] * 3
 
 
 def test_resuming_leaves_out_what_one_run_has() -> None:

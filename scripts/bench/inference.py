@@ -55,6 +55,9 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     parser.add_argument("--commit", help="recorded with the rows; by default git is asked")
     add_prepare_argument(parser)
     parser.add_argument("--report-only", action="store_true", help="measure nothing")
+    parser.add_argument(
+        "--no-report", action="store_true", help="measure, and leave the rest to --report-only"
+    )
     arguments = parser.parse_args()
     command = recorded_command("inference.py", parser, arguments)
     arguments.markdown = arguments.markdown or arguments.csv.with_suffix(".md")
@@ -137,6 +140,8 @@ def main() -> None:
         for case in cases:
             if not bench.is_measured(case, "forward"):
                 bench.measure(case, ["forward"])
+    if arguments.no_report:
+        return
     rows = read_rows(arguments.csv)
     if not any(row.run.kernels == arguments.kernels for row in rows):
         sys.exit(f"{arguments.csv}: no rows of {arguments.kernels}, nothing is written")

@@ -6,12 +6,13 @@ python scripts/bench/kernels.py --deterministic --bars --resume           # ours
 python scripts/bench/kernels.py --peers flex flex_flash fa4 cudnn --lengths 8192 --head-dims 128 --resume
 python scripts/bench/kernels.py --peers fa4 cudnn --masks full causal --lengths 8192 --head-dims 256 --resume
 python scripts/bench/kernels.py --setting magi --peers fa4 cudnn flex_flash --resume
-python scripts/bench/kernels.py --kernels sm80 --report-only --markdown docs/results/kernels_sm80.md
+python scripts/bench/kernels.py --kernels sm80 --report-only              # kernels_sm80.md and its figures
 
 The paper's setting: bfloat16, 128 K tokens in all, heads times head dim = 4096. Needs torch with CUDA, and no
 Paddle. Rows are appended to a CSV file as soon as a case is measured; --resume leaves out what an earlier run
-has measured with the same kernel sources on the same card beside the same peers. The bars come last: for sm90
-those beside FA4, FlexAttention, cuDNN and the anchors of hopper_bars.py.
+has measured with the same kernel sources on the same card beside the same peers. Of the default file the page
+beside it and the figures in docs/images are written too, unless --no-report is given; --quick writes neither.
+The bars come last: for sm90 those beside FA4, FlexAttention, cuDNN and the anchors of hopper_bars.py.
 
 What it takes on an H200, --seconds 0.12 --rounds 0, one head dim, twelve masks, ours alone: 25 s at 8 K
 tokens, 30 s at 32 K, 75 s at 128 K (measured with the portable kernels; the Hopper ones are faster). fa4 and
@@ -26,6 +27,7 @@ from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[2]))
@@ -47,6 +49,7 @@ from cells import (
     TRAINING_PEERS,
     TWELVE,
     Case,
+    Row,
     is_drawn,
     long_cases,
     magi_case,
@@ -58,7 +61,7 @@ from cells import (
 )
 from paper_data import PUBLISHED
 from prepare import add_prepare_argument, prepare, share_compiled
-from provenance import recorded_command, with_figures
+from provenance import can_draw, recorded_command, with_figures
 from results import name_in_files
 
 QUICK_SECONDS = 0.25
@@ -121,8 +124,17 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     parser.add_argument("--commit", help="recorded with the rows; by default git is asked")
     add_prepare_argument(parser)
     parser.add_argument("--report-only", action="store_true", help="measure nothing")
-    parser.add_argument("--markdown", type=Path, help="write everything in the CSV file to this document")
-    parser.add_argument("--charts", type=Path, help="draw bar charts of the CSV file into this folder")
+    parser.add_argument(
+        "--markdown",
+        type=Path,
+        help="write everything in the CSV file to this document; default: the default file's name, .md",
+    )
+    parser.add_argument(
+        "--charts",
+        type=Path,
+        help="draw bar charts of the CSV file into this folder; default: docs/images for the default file",
+    )
+    parser.add_argument("--no-report", action="store_true", help="write neither document nor charts")
     arguments = parser.parse_args()
 
     command = recorded_command("kernels.py", parser, arguments)
@@ -136,10 +148,15 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
         arguments.lengths, arguments.head_dims, arguments.seconds = [8192], [128], QUICK_SECONDS
         arguments.rounds = 0
         arguments.peers = arguments.peers or ["fa2"]
+    suffix = "_published" if arguments.setting == "published" else ""
+    committed = ROOT / "docs" / "results" / f"kernels_{arguments.kernels}{suffix}.csv"
     if arguments.csv is None:
-        folder = ROOT / "outputs" if arguments.quick else ROOT / "docs" / "results"
-        suffix = "_published" if arguments.setting == "published" else ""
-        arguments.csv = folder / f"kernels_{arguments.kernels}{suffix}.csv"
+        arguments.csv = ROOT / "outputs" / committed.name if arguments.quick else committed
+    if arguments.no_report:
+        arguments.markdown = arguments.charts = None
+    elif arguments.csv.resolve() == committed.resolve() and not arguments.quick:
+        arguments.markdown = arguments.markdown or committed.with_suffix(".md")
+        arguments.charts = arguments.charts or ROOT / "docs" / "images"
     return arguments, command
 
 
@@ -158,6 +175,22 @@ def wanted_cases(arguments: argparse.Namespace) -> list[Case]:
         cases += [case for head_dim in HEAD_DIMS for pair in masking_cases(head_dim) for case in pair]
         cases += [*map(search_case, HEAD_DIMS), *long_cases()]
     return cases
+
+
+def write_report(arguments: argparse.Namespace, rows: Sequence[Row]) -> None:
+    """Write the figures and the document, of those that are wanted."""
+    figures: list[Path] = []
+    if arguments.charts is not None and can_draw(arguments.charts):
+        import charts
+
+        for number, card in enumerate(report.cards(rows, arguments.kernels)):
+            suffix = f"_{name_in_files(card)}" if number else ""
+            figures += charts.draw(report.Results(rows, arguments.kernels, card), arguments.charts, suffix)
+        print(*figures, sep="\n")
+    if arguments.markdown is not None:
+        arguments.markdown.parent.mkdir(parents=True, exist_ok=True)
+        text = report.render(rows, arguments.kernels, published=arguments.setting == "published")
+        arguments.markdown.write_text(with_figures(text, arguments.markdown, figures))
 
 
 def main() -> None:
@@ -183,18 +216,7 @@ def main() -> None:
     published = arguments.setting == "published"
     if published and not any(row.case.mask in PUBLISHED for row in rows):
         sys.exit(f"{arguments.csv}: no rows of the published setting, nothing is written")
-    figures: list[Path] = []
-    if arguments.charts is not None:
-        import charts  # needs matplotlib
-
-        for number, card in enumerate(report.cards(rows, arguments.kernels)):
-            suffix = f"_{name_in_files(card)}" if number else ""
-            figures += charts.draw(report.Results(rows, arguments.kernels, card), arguments.charts, suffix)
-        print(*figures, sep="\n")
-    if arguments.markdown is not None:
-        arguments.markdown.parent.mkdir(parents=True, exist_ok=True)
-        text = report.render(rows, arguments.kernels, published=published)
-        arguments.markdown.write_text(with_figures(text, arguments.markdown, figures))
+    write_report(arguments, rows)
     if published:
         return  # the bars are of the other setting
     for card in cards or report.cards(rows, arguments.kernels):

@@ -208,14 +208,20 @@ def report(
         sys.exit(f"{arguments.csv}: nothing was measured, nothing is written")
     text = render(rows)
     print(text)
-    if importlib.util.find_spec("matplotlib") is None:
-        print(f"{arguments.figure} was not drawn: matplotlib is missing; --report-only draws it elsewhere")
-    else:
+    if can_draw(arguments.figure):
         arguments.figure.parent.mkdir(parents=True, exist_ok=True)
         draw(rows, arguments.figure)
         text = with_figures(text, arguments.markdown, [arguments.figure])
     arguments.markdown.parent.mkdir(parents=True, exist_ok=True)
     arguments.markdown.write_text(text)
+
+
+def can_draw(figure: Path) -> bool:
+    """Return whether matplotlib is there, as on machines with GPUs it may not be; print that it is not."""
+    found = importlib.util.find_spec("matplotlib") is not None
+    if not found:
+        print(f"{figure} was not drawn: matplotlib is missing; --report-only draws it elsewhere")
+    return found
 
 
 def with_figures(text: str, document: Path, figures: Sequence[Path]) -> str:
