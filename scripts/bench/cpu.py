@@ -17,7 +17,6 @@ import datetime
 import importlib
 import os
 import platform
-import subprocess
 import sys
 import time
 from collections.abc import Callable
@@ -29,12 +28,14 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 import build_kernels
 import numpy as np
+from cells import ROOT
 from ckernels import Kernels, Options
+from provenance import RESULTS, git_commit
+from results import document, markdown_table
 
 from paddle_flashmask import masks
 from paddle_flashmask._processor import processor_fields
 
-ROOT = Path(__file__).resolve().parents[2]
 SEQLEN, HEADS, HEAD_DIM = 4096, 8, 64
 TILE = 64  # the kernel's own tiles, block_m = block_n
 
@@ -45,6 +46,10 @@ RUN = ".venv-bench/bin/python scripts/bench/cpu.py"
 BAR_FULL_VS_TORCH = 0.8
 BAR_DOCUMENT_VS_FULL = 5.0
 BAR_R_SQUARED = 0.98
+
+OURS, TORCH, PADDLE = "paddle_flashmask", "torch SDPA", "Paddle's dense attention"
+PADDLE_REPETITIONS = 2  # it takes several times as long
+COLUMNS = ["table", "name", "tiles", "repetition", "forward_ms", "backward_ms"]
 
 
 @dataclass(frozen=True)
@@ -164,6 +169,14 @@ def check(reference: Job, others: dict[str, Job]) -> float:
     return worst
 
 
+def sparse_documents() -> dict[str, masks.ColumnMask]:
+    """Return the documents that the bars are about."""
+    return {
+        "causal_document, 4 x 1024": masks.causal_document([1024] * 4),
+        "causal_document, 6 uneven": masks.causal_document([1300, 900, 700, 600, 400, 196]),
+    }
+
+
 def document_series() -> dict[str, masks.ColumnMask]:
     """Causal documents of ever more, and ever less even, lengths; full and causal at the dense end."""
     rng = np.random.default_rng(1)
@@ -202,12 +215,6 @@ def timing_row(timing: Timing) -> list[str]:
     return [milliseconds(float(value)) for value in values]
 
 
-def markdown_table(header: list[str], rows: list[list[str]]) -> str:
-    """Lay out a table, numbers to the right."""
-    lines = [header, ["---", *["---:"] * (len(header) - 1)], *rows]
-    return "\n".join("| " + " | ".join(cells) + " |" for cells in lines)
-
-
 def cpu_model() -> str:
     """Return the processor's name and the number of processors this run may use."""
     fields = processor_fields()
@@ -215,17 +222,6 @@ def cpu_model() -> str:
     if "cpu family" in fields:
         name += f" (family {fields['cpu family']}, model {fields['model']})"
     return f"{name}, {len(os.sched_getaffinity(0))} cores"
-
-
-def commit() -> str:
-    """Return the commit of the kernel's sources, marked when they differ from it."""
-
-    def git(*arguments: str) -> str:
-        return subprocess.run(["git", *arguments], cwd=ROOT, capture_output=True, text=True).stdout.strip()
-
-    sources = ("csrc/cpu", "csrc/common/*.h", "csrc/include", "scripts/bench/cpu.py", "scripts/ckernels.py")
-    changed = git("status", "--porcelain", "--untracked-files=no", *sources)
-    return git("rev-parse", "--short", "HEAD") + (" with changes" if changed else "")
 
 
 def require_peers() -> None:
@@ -240,8 +236,119 @@ def require_peers() -> None:
             )
 
 
-def main() -> None:
-    """Measure and write the tables."""
+@dataclass(frozen=True)
+class Measured:
+    """Timings by name, of the implementations and of the series of masks, and how far results differed."""
+
+    difference: float  # the largest, relative
+    timings: dict[str, Timing]
+    series: dict[str, Timing]
+
+
+def measure(kernels: Kernels, threads: int, repetitions: int) -> Measured:
+    """Compare all results, then time."""
+    data, documents = Data(), sparse_documents()
+    for name, mask in documents.items():
+        assert mask.block_sparsity(128) >= 0.85, f"{name}: {mask.block_sparsity(128)}"
+
+    full = own_job(kernels, data, masks.full(SEQLEN), threads)
+    peers = {TORCH: torch_job(data, None, threads), PADDLE: paddle_job(data)}
+    document_jobs = {name: own_job(kernels, data, mask, threads) for name, mask in documents.items()}
+    first = next(iter(documents))
+    torch_document = torch_job(data, documents[first].to_dense()[0, 0], threads)
+    difference = max(check(full, peers), check(document_jobs[first], {"torch": torch_document}))
+
+    jobs = {OURS: full, **document_jobs, TORCH: peers[TORCH], f"{TORCH}, boolean mask": torch_document}
+    timings = time_jobs(jobs, repetitions)
+    timings |= time_jobs({f"{OURS} (again)": full, PADDLE: peers[PADDLE]}, PADDLE_REPETITIONS)
+    series = {name: own_job(kernels, data, mask, threads) for name, mask in document_series().items()}
+    return Measured(difference, timings, time_jobs(series, repetitions))
+
+
+def describe(kernels: Kernels, arguments: argparse.Namespace) -> str:
+    """Return where and how it was measured as a Markdown list."""
+    import paddle
+    import torch
+
+    options = f"--threads {arguments.threads} --repetitions {arguments.repetitions}"
+    lines = [
+        f"- machine: {cpu_model()}; kernel's instruction set: {kernels.isa()}",
+        f"- date: {datetime.date.today()}; commit: {git_commit()}",
+        f"- versions: Python {platform.python_version()}, NumPy {np.__version__}, torch "
+        f"{torch.__version__}, paddlepaddle {paddle.__version__}",
+        f"- command: `{SET_UP}`, then `{RUN} {options}`",
+    ]
+    return "\n".join(lines)
+
+
+def render(measured: Measured, threads: int, repetitions: int, described: str) -> str:
+    """Return everything as a Markdown document."""
+    series, timings = document_series(), measured.timings
+    tiles = {name: visited_tiles(mask) for name, mask in series.items()}
+    x = np.array([tiles[name] for name in series], float)
+    y = np.array([measured.series[name].total for name in series])
+    slope, intercept, r_squared = fit_line(x, y)
+    times = [[name, *timing_row(timing)] for name, timing in timings.items()]
+    lines = [
+        [
+            name,
+            str(tiles[name]),
+            f"{mask.block_sparsity(128):.3f}",
+            milliseconds(measured.series[name].total),
+            milliseconds(slope * tiles[name] + intercept),
+        ]
+        for name, mask in series.items()
+    ]
+    parts = [
+        "# CPU kernel",
+        f"float32, B = 1, S = {SEQLEN}, {HEADS} heads, D = {HEAD_DIM}; {threads} threads for all; "
+        f"medians of {repetitions} interleaved repetitions (Paddle's: of {PADDLE_REPETITIONS}), "
+        f"milliseconds. Results agreed to {measured.difference:.0e} of the largest value before timing. "
+        "Written by scripts/bench/cpu.py; all samples are in cpu.csv.",
+        described,
+        "## Bars",
+        bars_table(timings, len(series), r_squared),
+        "## Times",
+        markdown_table(["", "forward", "backward", "both", "fastest", "slowest"], times),
+        f"## Time against visited {TILE}x{TILE} tiles",
+        f"Forward + backward, all heads: {slope * 1e6:.2f} µs per tile of the mask + "
+        f"{intercept * 1e3:.2f} ms; R² = {r_squared:.4f}.",
+        markdown_table(["mask", "tiles", "rho", "ms", "line"], lines),
+    ]
+    return document(parts)
+
+
+def bars_table(timings: dict[str, Timing], mask_count: int, r_squared: float) -> str:
+    """Return what the kernel has to reach, and what it does."""
+    full = timings[OURS].total
+
+    def line(what: str, wanted: float, measured: float, digits: int = 2) -> list[str]:
+        verdict = "met" if measured >= wanted else "NOT met"
+        return [what, f">= {wanted}", f"{measured:.{digits}f}", verdict]
+
+    lines = [line("full mask, speed relative to torch SDPA", BAR_FULL_VS_TORCH, timings[TORCH].total / full)]
+    for name, mask in sparse_documents().items():
+        what = f"{name} (rho {mask.block_sparsity(128):.3f}), speed relative to our full mask"
+        lines.append(line(what, BAR_DOCUMENT_VS_FULL, full / timings[name].total))
+    lines.append(line(f"R² of time against visited tiles ({mask_count} masks)", BAR_R_SQUARED, r_squared, 4))
+    return markdown_table(["bar", "wanted", "measured", ""], lines)
+
+
+def write_samples(path: Path, measured: Measured) -> None:
+    """Write every repetition to a CSV file."""
+    tiles = {name: visited_tiles(mask) for name, mask in document_series().items()}
+    with path.open("w", newline="") as file:
+        writer = csv.writer(file, lineterminator="\n")
+        writer.writerow(COLUMNS)
+        for table, group in (("times", measured.timings), ("tiles", measured.series)):
+            for name, timing in group.items():
+                for i, seconds in enumerate(zip(timing.forward, timing.backward, strict=True)):
+                    row = [table, name, tiles.get(name, ""), i]
+                    writer.writerow([*row, *(f"{1e3 * value:.3f}" for value in seconds)])
+
+
+def parse_arguments() -> argparse.Namespace:
+    """Return the arguments."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
@@ -250,150 +357,22 @@ def main() -> None:
     )
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--repetitions", type=int, default=5)
-    parser.add_argument("--output", type=Path, default=ROOT / "docs" / "results")
-    arguments = parser.parse_args()
-    threads = arguments.threads
-    os.environ["OMP_NUM_THREADS"] = str(threads)  # before torch and Paddle are imported
+    parser.add_argument("--output", type=Path, default=RESULTS)
+    return parser.parse_args()
+
+
+def main() -> None:
+    """Measure and write the tables."""
+    arguments = parse_arguments()
+    os.environ["OMP_NUM_THREADS"] = str(arguments.threads)  # before torch and Paddle are imported
     require_peers()
-    import paddle
-    import torch
-
     kernels = Kernels(arguments.binary or build_kernels.build_cpu(ROOT / "build"))
-
-    data = Data()
-    documents = {
-        "causal_document, 4 x 1024": masks.causal_document([1024] * 4),
-        "causal_document, 6 uneven": masks.causal_document([1300, 900, 700, 600, 400, 196]),
-    }
-    for name, mask in documents.items():
-        assert mask.block_sparsity(128) >= 0.85, f"{name}: {mask.block_sparsity(128)}"
-
-    full = own_job(kernels, data, masks.full(SEQLEN), threads)
-    peers = {"torch SDPA": torch_job(data, None, threads), "Paddle's dense attention": paddle_job(data)}
-    document_jobs = {name: own_job(kernels, data, mask, threads) for name, mask in documents.items()}
-    first = next(iter(documents))
-    torch_document = torch_job(data, documents[first].to_dense()[0, 0], threads)
-
-    difference = check(full, peers)
-    difference = max(difference, check(document_jobs[first], {"torch": torch_document}))
-
-    ours = {"paddle_flashmask": full, **document_jobs}
-    timings = time_jobs(
-        {**ours, "torch SDPA": peers["torch SDPA"], "torch SDPA, boolean mask": torch_document},
-        arguments.repetitions,
-    )
-    paddle_name = "Paddle's dense attention"
-    timings |= time_jobs({"paddle_flashmask (again)": full, paddle_name: peers[paddle_name]}, 2)
-
-    series = document_series()
-    series_timings = time_jobs(
-        {name: own_job(kernels, data, mask, threads) for name, mask in series.items()}, arguments.repetitions
-    )
-    tiles = {name: visited_tiles(mask) for name, mask in series.items()}
-    x = np.array([tiles[name] for name in series], float)
-    y = np.array([series_timings[name].total for name in series])
-    slope, intercept, r_squared = fit_line(x, y)
-
-    own_full, torch_full = timings["paddle_flashmask"].total, timings["torch SDPA"].total
-    vs_torch = torch_full / own_full
-    vs_full = {name: own_full / timings[name].total for name in documents}
-
-    def verdict(value: float, bar: float) -> str:
-        return "met" if value >= bar else "NOT met"
-
+    measured = measure(kernels, arguments.threads, arguments.repetitions)
+    text = render(measured, arguments.threads, arguments.repetitions, describe(kernels, arguments))
     arguments.output.mkdir(parents=True, exist_ok=True)
-    (arguments.output / "cpu.md").write_text(
-        "\n".join(
-            [
-                "# CPU kernel",
-                "",
-                f"float32, B = 1, S = {SEQLEN}, {HEADS} heads, D = {HEAD_DIM}; {threads} threads for all; "
-                f"medians of {arguments.repetitions} interleaved repetitions (Paddle's: of 2), milliseconds. "
-                f"Results agreed to {difference:.0e} of the largest value before timing. "
-                "Written by scripts/bench/cpu.py; all samples are in cpu.csv.",
-                "",
-                f"- machine: {cpu_model()}; kernel's instruction set: {kernels.isa()}",
-                f"- date: {datetime.date.today()}; commit: {commit()}",
-                f"- versions: Python {platform.python_version()}, NumPy {np.__version__}, torch "
-                f"{torch.__version__}, paddlepaddle {paddle.__version__}",
-                f"- command: `{SET_UP}`, then `{RUN} --threads {threads} --repetitions "
-                f"{arguments.repetitions}`",
-                "",
-                "## Bars",
-                "",
-                markdown_table(
-                    ["bar", "wanted", "measured", ""],
-                    [
-                        [
-                            "full mask, speed relative to torch SDPA",
-                            f">= {BAR_FULL_VS_TORCH}",
-                            f"{vs_torch:.2f}",
-                            verdict(vs_torch, BAR_FULL_VS_TORCH),
-                        ],
-                        *(
-                            [
-                                f"{name} (rho {documents[name].block_sparsity(128):.3f}), speed relative to "
-                                "our full mask",
-                                f">= {BAR_DOCUMENT_VS_FULL}",
-                                f"{ratio:.2f}",
-                                verdict(ratio, BAR_DOCUMENT_VS_FULL),
-                            ]
-                            for name, ratio in vs_full.items()
-                        ),
-                        [
-                            f"R² of time against visited tiles ({len(series)} masks)",
-                            f">= {BAR_R_SQUARED}",
-                            f"{r_squared:.4f}",
-                            verdict(r_squared, BAR_R_SQUARED),
-                        ],
-                    ],
-                ),
-                "",
-                "## Times",
-                "",
-                markdown_table(
-                    ["", "forward", "backward", "both", "fastest", "slowest"],
-                    [[name, *timing_row(timing)] for name, timing in timings.items()],
-                ),
-                "",
-                f"## Time against visited {TILE}x{TILE} tiles",
-                "",
-                f"Forward + backward, all heads: {slope * 1e6:.2f} µs per tile of the mask + "
-                f"{intercept * 1e3:.2f} ms; R² = {r_squared:.4f}.",
-                "",
-                markdown_table(
-                    ["mask", "tiles", "rho", "ms", "line"],
-                    [
-                        [
-                            name,
-                            str(tiles[name]),
-                            f"{mask.block_sparsity(128):.3f}",
-                            milliseconds(series_timings[name].total),
-                            milliseconds(slope * tiles[name] + intercept),
-                        ]
-                        for name, mask in series.items()
-                    ],
-                ),
-                "",
-            ]
-        )
-    )
-    with (arguments.output / "cpu.csv").open("w", newline="") as file:
-        writer = csv.writer(file, lineterminator="\n")
-        writer.writerow(["table", "name", "tiles", "repetition", "forward_ms", "backward_ms"])
-        for table, group in (("times", timings), ("tiles", series_timings)):
-            for name, timing in group.items():
-                for i, (forward, backward) in enumerate(zip(timing.forward, timing.backward, strict=True)):
-                    row = [
-                        table,
-                        name,
-                        tiles.get(name, ""),
-                        i,
-                        f"{forward * 1e3:.3f}",
-                        f"{backward * 1e3:.3f}",
-                    ]
-                    writer.writerow(row)
-    print((arguments.output / "cpu.md").read_text())
+    (arguments.output / "cpu.md").write_text(text)
+    write_samples(arguments.output / "cpu.csv", measured)
+    print(text)
 
 
 if __name__ == "__main__":
