@@ -23,7 +23,7 @@ DTYPES = ("float16", "bfloat16", "float32", "float64")
 def main(arguments: Sequence[str] | None = None) -> int:
     """Runs one command; returns the exit status: 0, 1 if nothing can run, 2 for bad arguments."""
     parser = argparse.ArgumentParser(prog="python -m paddle_flashmask", description=__doc__)
-    commands = parser.add_subparsers(required=True, metavar="COMMAND")
+    commands = parser.add_subparsers(required=True, metavar="COMMAND", dest="command")
 
     info_parser = commands.add_parser("info", help="versions, devices, built kernels, and which would run")
     info_parser.add_argument(
@@ -60,18 +60,27 @@ def main(arguments: Sequence[str] | None = None) -> int:
     )
 
     bench_parser = commands.add_parser(
-        "bench", help="time the masks on this device and compare with a dense mask, in about two minutes"
+        "bench",
+        help="time the masks on this device and compare with a dense mask, in about two minutes",
+        description="Times attention under each mask, forward and backward, once its results are right, "
+        "beside Paddle's own attention with a dense mask.",
     )
     bench_parser.add_argument(
         "--shape",
         type=_shape,
         metavar="B,Sq,Sk,Hq,Hk,D[,Dv]",
-        help="default: 1,2048,2048,8,8,64 on a CPU, 4,8192,8192,32,32,128 on a GPU",
+        help="samples, queries, keys, heads of queries and of keys, head dims; "
+        "default: 1,2048,2048,8,8,64 on a CPU, 4,8192,8192,32,32,128 on a GPU",
     )
     bench_parser.add_argument("--dtype", choices=DTYPES, help="default: float32 on a CPU, bfloat16 on a GPU")
     bench_parser.add_argument("--device", choices=("cpu", "gpu"), help="default: Paddle's current one")
     bench_parser.add_argument(
-        "--masks", nargs="+", metavar="MASK", help="names of masks; default: the paper's twelve"
+        "--masks",
+        type=_mask,
+        nargs="+",
+        metavar="MASK",
+        help="names of masks, of those that `show` lists; default: the paper's twelve, "
+        "or full, causal and sliding_window where Sq and Sk differ",
     )
     bench_parser.add_argument(
         "--seconds", type=_seconds, default=120.0, help="to take, about; default: %(default)g"
@@ -86,7 +95,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         status: int = options.run(options)
     except ValueError as error:
-        parser.error(str(error))
+        commands.choices[options.command].error(str(error))
     except MemoryError as error:
         print(f"out of memory: {error}")
         return 1
@@ -180,12 +189,16 @@ def bench(
     device = device or paddle.device.get_device().partition(":")[0]
     shape, dtype = shape or _bench.DEFAULT_SHAPES[device], dtype or _bench.DEFAULT_DTYPES[device]
     kernel, reason = choose_kernel(shape, dtype, device)
-    where = device if kernel is None else _device_name(paddle, device)
-    print(f"{_sizes(shape)}, {dtype} on {where}: {kernel or 'NO KERNEL'} ({reason})")
     if kernel is None:
+        print(f"{_sizes(shape)}, {dtype} on {device}: NO KERNEL ({reason})")
         return 1
-    print()
-    report = _bench.measure(shape, dtype, device, masks or registry.names(paper_only=True), seconds)
+    made = _bench.prepare(shape, dtype, device, masks)
+    print(
+        "Attention under each mask, checked and timed forward and backward, "
+        f"beside Paddle's own with a dense mask; about {seconds:g} s"
+    )
+    print(f"{_sizes(shape)}, {dtype} on {_device_name(paddle, device)}: {kernel} ({reason})\n", flush=True)
+    report = _bench.measure(shape, dtype, device, made, seconds)
     print(_bench.render(report))
     return int(bool(report.problems))
 
@@ -327,6 +340,13 @@ def _shape(text: str) -> tuple[int, ...]:
             f"expected heads and dims above 0 and Hk a divisor of Hq, got {text}"
         )
     return tuple(sizes) if len(sizes) == 7 else (*sizes, sizes[5])
+
+
+def _mask(text: str) -> str:
+    """The name of a mask."""
+    if text not in registry.REGISTRY:
+        raise argparse.ArgumentTypeError(f"expected one of {', '.join(registry.names())}, got {text}")
+    return text
 
 
 def _seconds(text: str) -> float:

@@ -7,17 +7,20 @@ is computed with, but for the dense mask, which is left out there.
 
 from __future__ import annotations
 
+import os
+import re
 import statistics
 import sys
+import textwrap
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple, TextIO
 
 import numpy as np
 import numpy.typing as npt
 
-from paddle_flashmask.masks import ColumnMask, registry
+from paddle_flashmask.masks import ColumnMask, causal, full, registry, sliding_window
 from paddle_flashmask.reference import attention_reference, attention_reference_backward
 
 Array = npt.NDArray[Any]
@@ -25,7 +28,14 @@ Array = npt.NDArray[Any]
 DEFAULT_SHAPES = {"cpu": (1, 2048, 2048, 8, 8, 64, 64), "gpu": (4, 8192, 8192, 32, 32, 128, 128)}
 DEFAULT_DTYPES = {"cpu": "float32", "gpu": "bfloat16"}
 COMPARED = "causal_document"  # the mask that a dense mask is tried with; that takes as long for any mask
+# Masks for Sq != Sk, from both, aligned at the last query and key; the others are of one sequence's tokens.
+OF_TWO_LENGTHS: dict[str, Callable[[int, int], ColumnMask]] = {
+    "full": full,
+    "causal": causal,
+    "sliding_window": lambda seqlen_q, seqlen_k: sliding_window(seqlen_q, seqlen_k // 16, seqlen_k=seqlen_k),
+}
 MIN_REPETITIONS = 2
+FEW_REPETITIONS = 5  # with fewer, a median says little
 # Largest error of a head, relative to its rows' norms (see ``_error``): several times what rounding explains.
 TOLERANCES = {"float64": 1e-10, "float32": 1e-4, "float16": 2.5e-3, "bfloat16": 2e-2}
 CHECKED_ELEMENTS = 1 << 22  # of the scores that the oracle computes for a mask: about a second's work
@@ -40,6 +50,7 @@ class Timing:
     forward: float
     backward: float
     flops: float  # of the visited tiles, both passes
+    repetitions: int  # that the medians are of
 
     @property
     def total(self) -> float:
@@ -62,30 +73,46 @@ class Report:
     problems: dict[str, str]  # masks that gave wrong results or could not be checked; they are not timed
     left: list[str]  # masks that the time was too short for
 
+    def timing(self, mask: str) -> Timing | None:
+        """A mask's; None: it was not timed."""
+        return next((timing for timing in self.masks if timing.mask == mask), None)
+
     @property
     def verdict(self) -> str:
         """One line."""
         if self.problems:
-            return f"FAILED: wrong or unchecked results of {', '.join(self.problems)}"
-        by_name = {timing.mask: timing for timing in self.masks}
-        if COMPARED not in by_name:
-            return f"no verdict without {COMPARED}"
-        packed = by_name[COMPARED]
+            return (
+                f"FAILED: wrong or unchecked results of {', '.join(self.problems)}; do not rely on them here"
+            )
+        packed, bare = self.timing(COMPARED), self.timing("full")
+        if packed is None:
+            return self._range()
         parts = []
         if self.dense is not None:
             parts.append(f"{self.dense.total / packed.total:.1f} times as fast as Paddle's dense mask")
-        if "full" in by_name:
-            parts.append(f"{by_name['full'].total / packed.total:.1f} times no mask")
+        if bare is not None:
+            parts.append(f"{bare.total / packed.total:.1f} times{'' if parts else ' as fast as'} no mask")
         text = f"packed documents (sparsity {packed.rho:.2f}): {', '.join(parts) or 'timed alone'}"
-        if "full" in by_name and len(self.masks) > 1:
+        if bare is not None:
             slowest = min(self.masks, key=lambda timing: timing.rate)
-            share = slowest.rate / by_name["full"].rate
+            share = slowest.rate / bare.rate
             text += f"; least FLOP/s: {100 * share:.0f} % of no mask's ({slowest.mask})"
         return text
 
+    def _range(self) -> str:
+        """The slowest and the fastest mask beside the dense one, and beside no mask those that are one."""
+        parts = []
+        for base, what in ((self.dense, "Paddle's dense mask"), (self.timing("full"), "no mask")):
+            others = sorted((timing for timing in self.masks if timing is not base), key=lambda t: -t.total)
+            if base is not None and others:
+                ends = others[:1] if len(others) == 1 else [others[0], others[-1]]
+                ratios = " to ".join(f"{base.total / timing.total:.2f} ({timing.mask})" for timing in ends)
+                parts.append(f"{ratios} times as fast as {what}")
+        return "; ".join(parts) or "timed alone: no other mask or dense mask to compare with"
+
 
 class Progress:
-    """A bar on a terminal that fills with time and says how much is left; nothing elsewhere."""
+    """A bar on a terminal that fills with time and says how much is left; elsewhere a line for each step."""
 
     def __init__(self, seconds: float, stream: TextIO):
         self.seconds, self.stream = seconds, stream
@@ -95,9 +122,12 @@ class Progress:
         """Show what comes next, or that time goes by."""
         if what is not None:
             self.what = what
-        if not self.stream.isatty():
-            return
         left = max(0.0, self.start + self.seconds - time.monotonic())
+        if not self.stream.isatty():
+            if what is not None:
+                self.stream.write(f"{left:4.0f} s left, {what}\n")
+                self.stream.flush()
+            return
         filled = 30 - round(30 * left / self.seconds) if self.seconds > 0 else 30
         text = f"\r[{'#' * filled}{'.' * (30 - filled)}] {left:4.0f} s left, {self.what:<28}"
         if text != self.shown:
@@ -112,47 +142,94 @@ class Progress:
             self.stream.flush()
 
 
+def prepare(
+    shape: tuple[int, ...], dtype: str, device: str, names: Sequence[str] | None
+) -> dict[str, ColumnMask]:
+    """The named masks, or the default ones, once it is known that ``measure`` can take them.
+
+    Args:
+        shape: B, Sq, Sk, Hq, Hk, D, Dv.
+        dtype: of q, k and v.
+        device: "cpu" or "gpu".
+        names: of the masks; None: the paper's twelve, or those of ``OF_TWO_LENGTHS`` where Sq != Sk.
+
+    Raises:
+        ValueError: a size is 0, a name is unknown or its mask needs Sq = Sk, or the memory is too small.
+    """
+    batch, seqlen_q, seqlen_k, heads_q, heads_k, head_dim, head_dim_v = shape
+    sizes = ",".join(map(str, shape))
+    if min(shape) == 0:
+        raise ValueError(f"--shape: expected sizes above 0, got {sizes}")
+    elements = batch * (seqlen_q * heads_q + seqlen_k * heads_k) * (head_dim + head_dim_v)
+    needed = 2 * elements * _itemsize(dtype)  # q, k, v, out and their gradients
+    if needed > (there := _memory(device)):
+        raise ValueError(
+            f"--shape: inputs, results and gradients take at least {needed / 1e9:.1f} GB, "
+            f"and there are {there / 1e9:.1f} GB, got {sizes}"
+        )
+    if seqlen_q == seqlen_k:
+        return {name: registry.make(name, seqlen_q) for name in names or registry.names(paper_only=True)}
+    if wrong := [name for name in names or () if name not in OF_TWO_LENGTHS]:
+        raise ValueError(
+            f"--masks: where Sq and Sk differ, expected some of {', '.join(OF_TWO_LENGTHS)}, "
+            f"got {', '.join(wrong)} with Sq = {seqlen_q} and Sk = {seqlen_k}"
+        )
+    return {name: OF_TWO_LENGTHS[name](seqlen_q, seqlen_k) for name in names or OF_TWO_LENGTHS}
+
+
+def _itemsize(dtype: str) -> int:
+    return {"float64": 8, "float32": 4}.get(dtype, 2)
+
+
+def _memory(device: str) -> int:
+    """Bytes that the device has, in use or not."""
+    import paddle
+
+    if device == "gpu":
+        return int(paddle.device.cuda.get_device_properties().total_memory)
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+
+
 def measure(
     shape: tuple[int, ...],
     dtype: str,
     device: str,
-    names: Sequence[str],
+    masks: Mapping[str, ColumnMask],
     seconds: float,
     stream: TextIO | None = None,
 ) -> Report:
-    """Check and time named masks, and Paddle's own attention with a dense mask.
+    """Check and time the masks that ``prepare`` made, and Paddle's own attention with a dense mask.
 
     The mask that the dense one is compared with comes first and the dense one next, for what else a machine
     does changes within two minutes; the report has them in the order given.
 
     Args:
-        shape: B, Sq, Sk, Hq, Hk, D, Dv with Sq = Sk.
+        shape: B, Sq, Sk, Hq, Hk, D, Dv.
         dtype: of q, k and v.
         device: "cpu" or "gpu".
-        names: of the masks.
+        masks: by name.
         seconds: to take in all, about.
         stream: of the progress bar; None: stderr.
-
-    Raises:
-        ValueError: Sq and Sk differ, a size is 0, or a name is unknown.
     """
     import paddle
 
     from paddle_flashmask import attention
 
-    batch, seqlen, seqlen_k, heads_q, heads_k, head_dim, head_dim_v = shape
-    if seqlen != seqlen_k or min(shape) == 0:
-        raise ValueError(f"shape: expected Sq = Sk and sizes above 0, got {','.join(map(str, shape))}")
-    masks = {name: registry.make(name, seqlen) for name in names}
+    batch, seqlen_q, seqlen_k, heads_q, heads_k, head_dim, head_dim_v = shape
     progress = Progress(seconds, stream or sys.stderr)
     end = time.monotonic() + seconds
     progress.show("inputs")
     paddle.set_device(device)
     rng = np.random.default_rng(0)
-    sizes = [(heads_q, head_dim), (heads_k, head_dim), (heads_k, head_dim_v), (heads_q, head_dim_v)]
-    tensors = [_normal(rng, (batch, seqlen, *size), dtype) for size in sizes]
+    sizes = [
+        (seqlen_q, heads_q, head_dim),
+        (seqlen_k, heads_k, head_dim),
+        (seqlen_k, heads_k, head_dim_v),
+        (seqlen_q, heads_q, head_dim_v),
+    ]
+    tensors = [_normal(rng, (batch, *size), dtype) for size in sizes]
     oracle = _Oracle.of(tensors, rng, dtype)
-    full_flops = 4.0 * seqlen**2 * head_dim * heads_q * batch * 3.5
+    full_flops = 4.0 * seqlen_q * seqlen_k * head_dim * heads_q * batch * 3.5
 
     def share(of: float) -> float:
         """When one of so many equal parts of the time that is left ends."""
@@ -165,14 +242,19 @@ def measure(
         try:
             if not _paddle_computes():
                 raise RuntimeError("this build of Paddle has no kernels of its own for this device")
-            compared = registry.make(COMPARED, seqlen)
+            scores = 3 * batch * heads_q * seqlen_q * seqlen_k * _itemsize(dtype)  # that Paddle holds at once
+            if device == "cpu" and scores > (there := _memory(device)):  # Linux would end the process
+                raise MemoryError(
+                    f"its scores take {scores / 1e9:.1f} GB, and there are {there / 1e9:.1f} GB"
+                )
+            compared = registry.make(COMPARED, seqlen_q) if seqlen_q == seqlen_k else full(seqlen_q, seqlen_k)
             attend = _dense(compared, heads_q // heads_k, dtype)
             if problem := oracle.check(attend, compared):
                 return None, problem
-            times = _time(attend, tensors, device, until, progress)
+            forward, backward, count = _time(attend, tensors, device, until, progress)
         except (RuntimeError, MemoryError, ValueError, NotImplementedError) as error:
             return None, _in_short(error)
-        return Timing("dense mask", 0.0, *times, full_flops), ""
+        return Timing("dense mask", 0.0, forward, backward, full_flops, count), ""
 
     timings: dict[str, Timing] = {}
     problems: dict[str, str] = {}
@@ -196,9 +278,9 @@ def measure(
         if problem:
             problems[name] = problem
         else:
-            forward, backward = _time(attend, tensors, device, until, progress)
+            forward, backward, count = _time(attend, tensors, device, until, progress)
             rho = mask.block_sparsity(128)
-            timings[name] = Timing(name, rho, forward, backward, full_flops * (1 - rho))
+            timings[name] = Timing(name, rho, forward, backward, full_flops * (1 - rho), count)
         if name == COMPARED:
             dense, why_not = time_dense(share((len(order) - done + 1) / 2))
     progress.clear()
@@ -206,7 +288,12 @@ def measure(
 
 
 def _in_short(error: Exception) -> str:
-    return " ".join(str(error).split())[:100] or type(error).__name__
+    """An error's first sentence, or as many words of it as fit, without what Paddle says of its source."""
+    text = " ".join(str(error).partition("[Hint:")[0].split())
+    sentence = re.match(r".*?[.!](?= [A-Z]|$)", text)
+    return (
+        textwrap.shorten(sentence[0] if sentence else text, 200, placeholder=" ...") or type(error).__name__
+    )
 
 
 def _paddle_computes() -> bool:
@@ -263,10 +350,11 @@ class _Oracle(NamedTuple):
         """For q, k, v and out's gradient."""
         import paddle
 
-        _, seqlen, heads_q, _ = tensors[0].shape
-        group = heads_q // tensors[1].shape[2]
-        count = min(seqlen, max(1, CHECKED_ELEMENTS // (group * seqlen)))
-        edges = np.arange(count + 1) * seqlen // count
+        _, seqlen_q, heads_q, _ = tensors[0].shape
+        _, seqlen_k, heads_k, _ = tensors[1].shape
+        group = heads_q // heads_k
+        count = min(seqlen_q, max(1, CHECKED_ELEMENTS // (group * seqlen_k)))
+        edges = np.arange(count + 1) * seqlen_q // count
         rows = rng.integers(edges[:-1], edges[1:])  # one at random of each of ``count`` parts
         q, k, v, dout = (_to_host(tensor) for tensor in tensors)
         few = np.zeros_like(dout)
@@ -331,8 +419,11 @@ def _dense(mask: ColumnMask, group: int, dtype: str) -> Callable[..., Any]:
 
 def _time(
     attend: Callable[..., Any], tensors: Sequence[Any], device: str, until: float, progress: Progress
-) -> tuple[float, float]:
-    """Milliseconds of forward and of backward: medians of what fits until then, after a first repetition."""
+) -> tuple[float, float, int]:
+    """Milliseconds of forward and of backward: medians of what fits until then, after a first repetition.
+
+    The last value says how many repetitions that were.
+    """
     import paddle
 
     def now() -> float:
@@ -351,16 +442,19 @@ def _time(
         stop = now()
         samples.append((1e3 * (middle - start), 1e3 * (stop - middle)))
     forward, backward = (statistics.median(values) for values in zip(*samples[1:], strict=True))
-    return forward, backward
+    return forward, backward, len(samples) - 1
 
 
 def render(report: Report) -> str:
-    """The table and the verdict."""
+    """The table, what its columns are, and the verdict."""
     timings = [*report.masks, *([report.dense] if report.dense is not None else [])]
     fastest = max((timing.rate for timing in timings), default=0.0)
     unit, name = (1e12, "TFLOP/s") if fastest > 2e12 else (1e9, "GFLOP/s")
-    full = next((timing for timing in report.masks if timing.mask == "full"), None)
-    lines: list[tuple[str, ...]] = [("", "sparsity", "forward", "backward", "total, ms", name, "times full")]
+    bases = {"full": report.timing("full"), "dense": report.dense}
+    present = {f"speed/{what}": base.total for what, base in bases.items() if base is not None}
+    lines: list[tuple[str, ...]] = [
+        ("", "sparsity", "forward, ms", "backward, ms", "total, ms", name, *present)
+    ]
     for timing in timings:
         own = timing is not report.dense
         lines.append(
@@ -369,7 +463,7 @@ def render(report: Report) -> str:
                 f"{timing.rho:.3f}" if own else "",
                 *(f"{value:.2f}" for value in (timing.forward, timing.backward, timing.total)),
                 f"{timing.rate / unit:.1f}",
-                "" if full is None else f"{full.total / timing.total:.2f}",
+                *(f"{total / timing.total:.2f}" for total in present.values()),
             )
         )
     widths = [max(map(len, column)) for column in zip(*lines, strict=True)]
@@ -377,6 +471,16 @@ def render(report: Report) -> str:
         "  ".join(cell.rjust(width) if i else cell.ljust(width) for i, (cell, width) in enumerate(pairs))
         for pairs in (list(zip(line, widths, strict=True)) for line in lines)
     ]
+    notes = [
+        f"sparsity: share of 128 x 128 tiles that are skipped; {name}: of the others; times: medians",
+        *(["speed/full: above 1 is faster than no mask"] if "speed/full" in present else []),
+        *(["speed/dense: above 1 is faster than Paddle's dense mask"] if report.dense else []),
+    ]
+    text += ["", *textwrap.wrap("; ".join(notes), 110)]
+    if few := [timing.mask for timing in timings if timing.repetitions < FEW_REPETITIONS]:
+        text.append(
+            f"rough, of fewer than {FEW_REPETITIONS} repetitions: {', '.join(few)}: --seconds gives more"
+        )
     if report.why_not_dense:
         text.append(f"Paddle's attention with a dense mask is left out: {report.why_not_dense}")
     text += [f"{mask}: {problem}" for mask, problem in report.problems.items()]

@@ -1,9 +1,11 @@
 """``python -m paddle_flashmask``: what it prints, and that ``show`` works without Paddle."""
 
 import io
+import os
 import subprocess
 import sys
 
+import numpy as np
 import pytest
 
 import paddle_flashmask
@@ -68,10 +70,18 @@ def test_show_needs_no_paddle():
         (("info", "--shape", "1,2,3,4,3,6"), "Hk a divisor of Hq"),
         (("info", "--dtype", "int8"), "invalid choice: 'int8'"),
         (
-            ("bench", "--shape", "1,2,3,4,2,64", "--device", "cpu"),
-            "expected Sq = Sk and sizes above 0, got 1,2,3",
+            ("bench", "--shape", "1,2,3,4,2,64", "--device", "cpu", "--masks", "full", "document"),
+            "expected some of full, causal, sliding_window, got document with Sq = 2 and Sk = 3",
         ),
         (("bench", "--masks", "cuasal", "--device", "cpu"), "expected one of full, causal,"),
+        (
+            ("bench", "--shape", "1,0,0,4,2,64", "--device", "cpu"),
+            "expected sizes above 0, got 1,0,0,4,2,64,64",
+        ),
+        (
+            ("bench", "--shape", "1,9000000000,1,4,4,64", "--device", "cpu"),
+            "inputs, results and gradients take at least 36864.0 GB, and there are ",
+        ),
         ((), "the following arguments are required: COMMAND"),
     ],
 )
@@ -79,7 +89,10 @@ def test_bad_arguments(capsys, arguments, message):
     with pytest.raises(SystemExit) as exit_info:
         cli.main(arguments)
     assert exit_info.value.code == 2
-    assert message in capsys.readouterr().err
+    printed = capsys.readouterr()
+    assert message in printed.err
+    assert printed.err.startswith(" ".join(["usage: python -m paddle_flashmask", *arguments[:1], "[-h]"]))
+    assert printed.out == ""
 
 
 def test_info(capsys):
@@ -245,22 +258,151 @@ SEVERAL = (*SMALL[:-1], "2", "--masks")  # time for several masks
 
 def test_bench(capsys):
     paddle_with_dense_masks()
-    status, out = run(capsys, "bench", *SEVERAL, "full", "causal_document", "sliding_window")
-    assert status == 0
-    lines = out.splitlines()
-    assert lines[0].startswith("B=1, Sq=256, Sk=256, Hq=4, Hk=2, D=32, Dv=32, float32 on ")
-    assert [line.split()[0] for line in lines[3:7]] == [
+    assert cli.main(["bench", *SEVERAL, "full", "causal_document", "sliding_window"]) == 0
+    printed = capsys.readouterr()
+    lines = printed.out.splitlines()
+    assert lines[0].endswith(" beside Paddle's own with a dense mask; about 2 s")
+    assert lines[1].startswith("B=1, Sq=256, Sk=256, Hq=4, Hk=2, D=32, Dv=32, float32 on ")
+    assert [line.split()[0] for line in lines[4:8]] == [
         "full",
         "causal_document",
         "sliding_window",
         "Paddle,",
     ]
-    assert lines[3].split()[1] == "0.000"
-    assert lines[3].split()[-1] == "1.00"
+    assert lines[3].split()[-2:] == ["speed/full", "speed/dense"]
+    assert lines[4].split()[1] == "0.000"
+    rows = [line.split() for line in lines[4:8]]
+    assert rows[0][-2] == rows[3][-1] == "1.00"
+    total = [float(row[-4]) for row in rows]
+    assert float(rows[1][-2]) == pytest.approx(total[0] / total[1], rel=0.05)
+    assert float(rows[1][-1]) == pytest.approx(total[3] / total[1], rel=0.05)
     assert lines[-1].startswith("packed documents (sparsity ")
     assert " times as fast as Paddle's dense mask, " in lines[-1]
     assert len(lines[-1]) <= 150
-    assert capsys.readouterr().err == ""  # no bar but on a terminal
+    steps = [line.partition(" s left, ")[2] for line in printed.err.splitlines()]  # no bar but on a terminal
+    assert steps == ["inputs", "causal_document", "a dense mask", "full", "sliding_window"]
+
+
+def test_bench_says_at_once_what_it_does():
+    """Through a pipe: the first lines are there before what they announce."""
+    pytest.importorskip("paddle")
+    command = [
+        sys.executable,
+        "-m",
+        "paddle_flashmask",
+        "bench",
+        *SMALL[:-1],
+        "10",
+        "--masks",
+        "full",
+        "causal",
+    ]
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
+    with subprocess.Popen(
+        command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True, env=buffered
+    ) as process:
+        first = [process.stdout.readline() for _ in range(2)]
+        process.kill()
+        steps = process.stderr.read()
+    assert first[0].startswith("Attention under each mask")
+    assert ", float32 on " in first[1]
+    assert "s left, causal" not in steps
+
+
+@pytest.mark.parametrize("shape", ["1,1,300,4,2,32", "1,200,300,4,2,32", "2,300,200,4,2,32"])
+@pytest.mark.parametrize("device_has_dense", [True, False])
+def test_bench_of_other_lengths(capsys, monkeypatch, shape, device_has_dense):
+    """Sq != Sk: the masks that have two lengths, by default; the verdict is of those."""
+    from paddle_flashmask import _bench
+
+    if device_has_dense:
+        paddle_with_dense_masks()
+    else:
+        pytest.importorskip("paddle")
+        monkeypatch.setattr(_bench, "_dense", run_out_of_memory)
+    status, out = run(capsys, "bench", *SMALL[:-1], "1", "--shape", shape)
+    assert status == 0
+    lines = out.splitlines()
+    assert [line.split()[0] for line in lines[4:7]] == ["full", "causal", "sliding_window"]
+    assert ("\nPaddle, dense" in out) == device_has_dense
+    assert lines[-1].endswith("times as fast as no mask")
+
+
+def test_bench_masks_of_other_lengths_end_with_the_last_key():
+    from paddle_flashmask import _bench
+
+    masks = _bench.prepare((1, 2, 64, 1, 1, 8, 8), "float32", "cpu", None)
+    row, column = np.ogrid[62:64, :64]
+    assert masks["full"].to_dense().all()
+    assert (masks["causal"].to_dense() == (column <= row)).all()
+    assert (masks["sliding_window"].to_dense() == ((column <= row) & (row - column <= 4))).all()
+
+
+@pytest.mark.parametrize(
+    ("masks", "dense", "verdict"),
+    [
+        (
+            {"full": 4.0, "causal": 2.0, "document": 1.0},
+            8.0,
+            "2.00 (full) to 8.00 (document) times as fast as Paddle's dense mask; "
+            "2.00 (causal) to 4.00 (document) times as fast as no mask",
+        ),
+        (
+            {"causal": 2.0, "document": 4.0},
+            3.0,
+            "0.75 (document) to 1.50 (causal) times as fast as Paddle's dense mask",
+        ),
+        ({"full": 4.0, "causal": 2.0}, None, "2.00 (causal) times as fast as no mask"),
+        ({"full": 4.0}, 6.0, "1.50 (full) times as fast as Paddle's dense mask"),
+        ({"full": 4.0}, None, "timed alone: no other mask or dense mask to compare with"),
+        (
+            {"causal_document": 1.0, "full": 4.0},
+            None,
+            "packed documents (sparsity 0.50): 4.0 times as fast as no mask; "
+            "least FLOP/s: 100 % of no mask's (full)",
+        ),
+        (
+            {"causal_document": 1.0},
+            3.0,
+            "packed documents (sparsity 0.50): 3.0 times as fast as Paddle's dense mask",
+        ),
+    ],
+)
+def test_bench_verdict(masks, dense, verdict):
+    from paddle_flashmask import _bench
+
+    timings = [
+        _bench.Timing(name, 0.5, total / 4, total * 3 / 4, 1e9 * (1 + (name == "causal_document")), 9)
+        for name, total in masks.items()
+    ]
+    beside = None if dense is None else _bench.Timing("dense mask", 0.0, dense / 2, dense / 2, 1e9, 9)
+    assert _bench.Report(timings, beside, "", {}, []).verdict == verdict
+
+
+def test_bench_says_which_times_are_rough():
+    from paddle_flashmask import _bench
+
+    timings = [_bench.Timing("full", 0.0, 1.0, 1.0, 1e9, 5), _bench.Timing("causal", 0.5, 1.0, 1.0, 1e9, 4)]
+    text = _bench.render(_bench.Report(timings, None, "", {}, []))
+    assert "\nrough, of fewer than 5 repetitions: causal: --seconds gives more\n" in text
+
+
+@pytest.mark.parametrize(
+    ("message", "short"),
+    [
+        (
+            "(NotFound) No kernel `a.b` for it.  Take\n others.\n  [Hint: x] (at y.cc:3)\n",
+            "(NotFound) No kernel `a.b` for it.",
+        ),
+        ("too large", "too large"),
+        ("word " * 60, "word " * 39 + "..."),
+        ("", "MemoryError"),
+    ],
+)
+def test_bench_shortens_errors_to_sentences_or_words(message, short):
+    from paddle_flashmask import _bench
+
+    assert _bench._in_short(MemoryError(message)) == short
 
 
 def test_bench_takes_every_named_mask_and_says_which_it_had_no_time_for(capsys):
@@ -281,12 +423,6 @@ def test_the_processor_has_a_name():
     assert "\n" not in name
 
 
-def test_bench_gives_no_verdict_without_the_mask_it_is_of(capsys):
-    pytest.importorskip("paddle")
-    _, out = run(capsys, "bench", *SMALL, "--masks", "full")
-    assert out.splitlines()[-1] == "no verdict without causal_document"
-
-
 def disturb(monkeypatch, change):
     """Puts ``change(q, k, v, out of attention, mask)`` in the place of attention."""
     attend = paddle_flashmask.attention
@@ -304,7 +440,7 @@ def test_bench_checks_out_of_every_mask(capsys, monkeypatch):
     status, out = run(capsys, "bench", *SEVERAL, "full", "causal", "causal_document")
     assert status == 1
     assert "\ncausal: wrong results: out is off by " in out
-    assert out.splitlines()[-1] == "FAILED: wrong or unchecked results of causal"
+    assert out.splitlines()[-1] == "FAILED: wrong or unchecked results of causal; do not rely on them here"
     assert "\ncausal_document " in out
 
 
@@ -344,7 +480,7 @@ def test_bench_ends_with_an_error_when_results_cannot_be_checked(capsys, monkeyp
     status, out = run(capsys, "bench", *SMALL, "--masks", "full")
     assert status == 1
     assert "full: could not be checked: too large" in out
-    assert out.splitlines()[-1] == "FAILED: wrong or unchecked results of full"
+    assert out.splitlines()[-1] == "FAILED: wrong or unchecked results of full; do not rely on them here"
 
 
 @pytest.mark.parametrize("shape", ["2,256,256,4,2,32,40", "1,2500,2500,4,2,16"])  # the second: not all rows
@@ -364,6 +500,20 @@ def test_bench_says_why_a_dense_mask_did_not_run(capsys, monkeypatch):
     status, out = run(capsys, "bench", *SMALL, "--masks", "causal_document")
     assert status == 0
     assert "Paddle's attention with a dense mask is left out: too large" in out
+
+
+def test_bench_leaves_a_dense_mask_out_that_memory_does_not_hold(capsys, monkeypatch):
+    pytest.importorskip("paddle")
+    from paddle_flashmask import _bench
+
+    scores = 3 * 4 * 256 * 256 * 4
+    monkeypatch.setattr(_bench, "_memory", lambda device: scores - 1)
+    status, out = run(capsys, "bench", *SMALL, "--masks", "causal_document")
+    assert status == 0
+    assert (
+        "Paddle's attention with a dense mask is left out: its scores take 0.0 GB, and there are 0.0 GB"
+        in out
+    )
 
 
 def test_bench_leaves_a_dense_mask_out_when_paddle_has_no_kernels(capsys, monkeypatch):
