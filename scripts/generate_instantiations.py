@@ -27,22 +27,28 @@ OUTPUT = ROOT / "csrc" / "instantiations"
 DTYPES = {"bf16": ("__nv_bfloat16", "DType::kBFloat16"), "fp16": ("__half", "DType::kFloat16")}
 # In the order of the Config template's parameters.
 TILES = {
+    ("sm80", "few_rows_forward"): ("warps",),
     ("sm80", "forward"): ("block_m", "block_n", "warps"),
     ("sm80", "backward"): (
         *("block_m", "block_n", "warps", "score_rows", "grad_rows", "query_rows", "stages"),
     ),
+    ("sm90", "few_rows_forward"): ("warps",),
     ("sm90", "forward"): ("consumers", "block_n", "stages"),
     ("sm90", "backward"): ("block_m", "q_stages"),
     ("sm90", "wide_backward"): ("block_m", "stages"),
 }
 FLAGS = {
+    ("sm80", "few_rows_forward"): ("dense",),
     ("sm80", "forward"): ("dropout", "dense"),
     ("sm80", "backward"): ("dropout", "deterministic", "dense"),
+    ("sm90", "few_rows_forward"): ("dense",),
     ("sm90", "forward"): ("dense", "split", "bare"),
     ("sm90", "backward"): ("deterministic", "dense"),
     ("sm90", "wide_backward"): ("deterministic", "dense"),
 }
-KINDS = ("forward", "backward")
+# Kernel types, and the passes that are of each, the preferred one of equals first.
+TYPES = {"Forward": ("few_rows_forward", "forward"), "Backward": ("backward",)}
+KINDS = tuple(kind for kinds in TYPES.values() for kind in kinds)
 ARCHITECTURES = ("sm80", "sm90")
 NOTE = "// Written by scripts/generate_instantiations.py from configs/kernels.toml; edit that.\n"
 
@@ -113,13 +119,15 @@ def entries(config: dict[str, Any]) -> dict[Unit, list[str]]:
                     unit = units.setdefault(Unit(architecture, kind, (d, dv), dtype), [])
                     for variant in kernel["variants"]:
                         arguments = [DTYPES[dtype][0], *map(str, numbers), *flags_of(key, variant)]
+                        if kind == "few_rows_forward":  # one template, two tables
+                            arguments.insert(0, architecture.removeprefix("sm"))
                         unit.append(", ".join(arguments))
     return units
 
 
 def source(unit: Unit, kernels: list[str]) -> str:
     """The text of one unit."""
-    title = unit.kind.capitalize()
+    title = next(title for title, kinds in TYPES.items() if unit.kind in kinds)
     _, template = template_of(unit.architecture, unit.kind, unit.head_dims)
     config = f"{template.title().replace('_', '')}Config"
     lines = [
@@ -137,13 +145,12 @@ def source(unit: Unit, kernels: list[str]) -> str:
 def table(architecture: str, units: dict[Unit, list[str]]) -> str:
     """The text of an architecture's kernel_table()."""
     declarations, lists = [], []
-    for kind in KINDS:
-        title = kind.capitalize()
-        mine = [(u, k) for u, k in units.items() if u.kind == kind]
+    for title, kinds in TYPES.items():
+        mine = [(u, k) for kind in kinds for u, k in units.items() if u.kind == kind]
         declarations += [f"extern const {title}Kernel {u.name}[{len(k)}];\n" for u, k in mine]
         appends = "".join(f"    append(all, {u.name});\n" for u, _ in mine)
         lists.append(
-            f"  static const auto {kind} = [] {{\n    std::vector<{title}Kernel> all;\n{appends}"
+            f"  static const auto {title.lower()} = [] {{\n    std::vector<{title}Kernel> all;\n{appends}"
             f"    return all;\n  }}();\n"
         )
     return (

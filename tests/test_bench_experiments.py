@@ -453,10 +453,13 @@ def test_sources_are_what_an_architecture_is_compiled_from(tmp_path: Path) -> No
         "csrc/sm80/rows.cuh": "",
         "csrc/sm90/backward.cuh": '#include "sm90/kernel.cuh"\n',
         "csrc/instantiations/sm80_table.cc": "",
+        "csrc/instantiations/sm90_table.cc": "",
         "csrc/instantiations/sm80_forward_d64.cu": '#include "sm80/kernel.cuh"\n',
         "csrc/instantiations/sm80_backward_d64.cu": '#include "sm80/kernel.cuh"\n',
         "csrc/instantiations/sm90_forward_d64.cu": '#include "sm90/kernel.cuh"\n',
         "csrc/instantiations/sm90_backward_d64.cu": '#include "sm90/backward.cuh"\n',
+        "csrc/instantiations/sm90_few_rows_forward_d64.cu": '#include "sm90/few.cuh"\n',
+        "csrc/sm90/few.cuh": "int x;\n",
     }
 
     def write(name: str, text: str) -> None:
@@ -487,11 +490,21 @@ def test_sources_are_what_an_architecture_is_compiled_from(tmp_path: Path) -> No
         "csrc/sm80/rows.cuh": sm90,
         "csrc/sm90/backward.cuh": of_pass["backward"],
         "csrc/instantiations/sm80_table.cc": sm80,
+        "csrc/instantiations/sm90_table.cc": sm90,
         "csrc/instantiations/sm80_forward_d64.cu": {("sm80", "forward"), ("cuda", "forward")},
         "csrc/instantiations/sm80_backward_d64.cu": {("sm80", "backward"), ("cuda", "backward")},
         "csrc/instantiations/sm90_forward_d64.cu": of_pass["forward"],
         "csrc/instantiations/sm90_backward_d64.cu": of_pass["backward"],
+        "csrc/instantiations/sm90_few_rows_forward_d64.cu": set(),
+        "csrc/sm90/few.cuh": set(),
     }
+    # What serves few query rows alone counts where that is measured.
+    few_rows = hash_sources("sm90", tmp_path, few_rows=True)
+    write("csrc/sm90/few.cuh", "int y;\n")
+    assert hash_sources("sm90", tmp_path, few_rows=True).split("-")[:2] == few_rows.split("-")[:2]
+    assert sources_of(hash_sources("sm90", tmp_path, few_rows=True), "forward") != few_rows.split("-")[2]
+    write("csrc/instantiations/sm90_table.cc", "extern Kernel few_rows_forward_d64;\n")
+    assert hash_sources("sm90", tmp_path) == "-".join(few_rows.split("-")[:2])
     assert not changed_by("csrc/sm90/backward.cuh", "// said\n    // of it\n")
     assert changed_by("csrc/sm90/backward.cuh", "int y;  // said of it\n") == of_pass["backward"]
 

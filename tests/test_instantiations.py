@@ -19,7 +19,9 @@ def config() -> Config:
 def test_the_file_is_taken(config: Config) -> None:
     units = generate.entries(config)
     assert {(unit.architecture, unit.kind) for unit in units} == {
-        (architecture, kind) for architecture in ("sm80", "sm90") for kind in ("forward", "backward")
+        (architecture, kind)
+        for architecture in ("sm80", "sm90")
+        for kind in ("few_rows_forward", "forward", "backward")
     }
 
 

@@ -5,6 +5,12 @@
 
 namespace flashmask::sm90 {
 
+extern const ForwardKernel few_rows_forward_d64_bf16[2];
+extern const ForwardKernel few_rows_forward_d64_fp16[2];
+extern const ForwardKernel few_rows_forward_d96_bf16[2];
+extern const ForwardKernel few_rows_forward_d96_fp16[2];
+extern const ForwardKernel few_rows_forward_d128_bf16[2];
+extern const ForwardKernel few_rows_forward_d128_fp16[2];
 extern const ForwardKernel forward_d64_bf16[4];
 extern const ForwardKernel forward_d64_fp16[4];
 extern const ForwardKernel forward_d96_bf16[4];
@@ -44,6 +50,12 @@ void append(std::vector<Kernel>& all, const Kernel (&some)[kCount]) {
 KernelTable kernel_table() {
   static const auto forward = [] {
     std::vector<ForwardKernel> all;
+    append(all, few_rows_forward_d64_bf16);
+    append(all, few_rows_forward_d64_fp16);
+    append(all, few_rows_forward_d96_bf16);
+    append(all, few_rows_forward_d96_fp16);
+    append(all, few_rows_forward_d128_bf16);
+    append(all, few_rows_forward_d128_fp16);
     append(all, forward_d64_bf16);
     append(all, forward_d64_fp16);
     append(all, forward_d96_bf16);

@@ -249,6 +249,7 @@ class Row:
 
 
 COMMENT = re.compile(r"(^|\s+)//.*$", re.MULTILINE)  # with the space or line break before it
+FEW_ROWS = "few_rows"  # in the names of kernels that serve calls with few query rows alone
 INCLUDED = re.compile(r'^#include "([^"]+)"', re.MULTILINE)
 
 # The columns: of the run, of the case, then the row's own.
@@ -323,31 +324,40 @@ def is_done(
     return any(names >= set(implementations) for names in found.values())
 
 
-def hash_sources(kernels: str, root: Path = ROOT) -> str:
+def hash_sources(kernels: str, root: Path = ROOT, few_rows: bool = False) -> str:
     """Return "FORWARD-BACKWARD", short hashes of what each pass of one architecture is compiled from.
 
     That is its instantiations and what chooses among them, what these include, and the sources that define
-    what a header of theirs declares; without comments.
+    what a header of theirs declares; without comments. Kernels that serve calls with few query rows alone,
+    and the lines of a table that name them, count where ``few_rows`` says so: "FORWARD-BACKWARD-FORWARD".
     """
     csrc = root / "csrc"
     families = ("sm80", "sm90") if kernels == "cuda" else (kernels,)
     units = [path for family in families for path in (csrc / "instantiations").glob(f"{family}_*")]
-    hashes = []
-    for other in reversed(DIRECTIONS):  # what is the other pass's alone is left out
-        own = [path for path in units if f"_{other}_" not in path.name]
-        digest = hashlib.sha256()
-        for path in sorted(_compiled_from([csrc / "common" / "dispatch.cc", *own], csrc)):
-            text = COMMENT.sub("", path.read_text())
-            digest.update(path.relative_to(root).as_posix().encode() + b"\0" + text.encode())
-        digest.update((root / "scripts" / "kernel_sources.py").read_bytes())
-        hashes.append(digest.hexdigest()[:10])
-    return "-".join(hashes)
+    without = {"forward": ("_backward_", FEW_ROWS), "backward": ("_forward_", FEW_ROWS)}
+    parts = [without[direction] for direction in DIRECTIONS] + [("_backward_",)] * few_rows
+    return "-".join(_hash_units(units, names, root) for names in parts)
 
 
 def sources_of(sources: str, direction: str) -> str:
     """Return the part of hash_sources() that is one direction's."""
-    forward, _, backward = sources.partition("-")
-    return backward if direction == "backward" and backward else forward
+    forward, *more = sources.split("-")
+    if direction == "backward":
+        return more[0] if more else forward
+    return more[1] if len(more) > 1 else forward
+
+
+def _hash_units(units: Iterable[Path], without: Sequence[str], root: Path) -> str:
+    csrc = root / "csrc"
+    own = [path for path in units if not any(name in path.name for name in without)]
+    digest = hashlib.sha256()
+    for path in sorted(_compiled_from([csrc / "common" / "dispatch.cc", *own], csrc)):
+        text = COMMENT.sub("", path.read_text())
+        if path.name.endswith("_table.cc") and FEW_ROWS in without:
+            text = "".join(line for line in text.splitlines(keepends=True) if FEW_ROWS not in line)
+        digest.update(path.relative_to(root).as_posix().encode() + b"\0" + text.encode())
+    digest.update((root / "scripts" / "kernel_sources.py").read_bytes())
+    return digest.hexdigest()[:10]
 
 
 def _compiled_from(pending: list[Path], csrc: Path) -> set[Path]:

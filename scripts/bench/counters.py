@@ -100,7 +100,7 @@ def run(arguments: argparse.Namespace, command: str) -> None:
     ncu = shutil.which("ncu")
     if ncu is None:
         sys.exit("ncu (Nsight Compute) is not on the PATH")
-    device = Device(arguments, command)
+    device = Device(arguments, command, few_rows=True)
     log = Log(arguments.csv, COLUMNS, device.run)
     for family in arguments.families:
         for head_dim in FAMILIES[family]:

@@ -80,7 +80,7 @@ def run(arguments: argparse.Namespace, command: str) -> None:
     from measure import Clock
     from torch_attention import load
 
-    device = Device(arguments, command)
+    device = Device(arguments, command, few_rows=True)
     libraries = {"ours": device.binary, "portable": load(arguments.binary, "sm80", device.name)}
     log, clock = Log(arguments.csv, COLUMNS, device.run), Clock()
     for shape in SHAPES:

@@ -20,9 +20,12 @@ VANILLA_TOLERANCE = 0.02  # of the norm: its scores are rounded too
 
 
 class Device:
-    """The device of a run: its kernels, its provenance, its clock."""
+    """The device of a run: its kernels, its provenance, its clock.
 
-    def __init__(self, arguments: argparse.Namespace, command: str):
+    ``few_rows``: whether calls with few query rows are among what is measured.
+    """
+
+    def __init__(self, arguments: argparse.Namespace, command: str, few_rows: bool = False):
         self.name = arguments.device
         self.dtype = torch.float32 if self.name == "cpu" else torch.bfloat16
         preparing = getattr(arguments, "prepare", None) is not None
@@ -33,7 +36,9 @@ class Device:
         else:
             card, driver = measure.card_and_driver()
         kernels = "cpu" if self.name == "cpu" else arguments.kernels
-        self.run: Run = make_run(kernels, card, driver, versions(), command, arguments.commit)
+        self.run: Run = make_run(
+            kernels, card, driver, versions(), command, arguments.commit, few_rows=few_rows
+        )
 
     @cached_property
     def _flushed(self) -> torch.Tensor:

@@ -57,14 +57,25 @@ def versions() -> str:
     return f"{torch.__version__} ({', '.join(found)})"
 
 
-def make_run(kernels: str, card: str, driver: str, torch: str, command: str, commit: str | None) -> Run:
-    """Return this process's provenance; git is asked for the commit when there is none."""
+def make_run(
+    kernels: str,
+    card: str,
+    driver: str,
+    torch: str,
+    command: str,
+    commit: str | None,
+    few_rows: bool = False,
+) -> Run:
+    """Return this process's provenance; git is asked for the commit when there is none.
+
+    ``few_rows``: whether it measures calls with few query rows, see `hash_sources`.
+    """
     now = datetime.datetime.now(datetime.timezone.utc).replace(tzinfo=None)
     return Run(
         # Milliseconds: rows belong together by it, and several GPUs may start at once.
         started=now.isoformat(timespec="milliseconds") + "Z",
         kernels=kernels,
-        sources=hash_sources(kernels),
+        sources=hash_sources(kernels, few_rows=few_rows),
         commit=commit or git_commit(),
         card=card,
         driver=driver,

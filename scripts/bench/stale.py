@@ -36,8 +36,8 @@ def state(path: Path) -> tuple[bool, str] | None:
     if not rows or not {"kernels", "sources", "commit", "card", "started"} <= rows[0].keys():
         return None
     rows = in_force(rows)
-    now = {kernels: hash_sources(kernels) for kernels in {row["kernels"] for row in rows}}
-    stale = sum(_sources(row) != _sources({**row, "sources": now[row["kernels"]]}) for row in rows)
+    now = {key: hash_sources(key[0], few_rows=key[1]) for key in set(map(_counted, rows))}
+    stale = sum(_sources(row) != _sources({**row, "sources": now[_counted(row)]}) for row in rows)
     row = oldest_first(rows)[-1]
     verdict = f"{stale} of {len(rows)} rows of other sources than now" if stale else "the sources as they are"
     return (
@@ -55,6 +55,11 @@ def in_force(rows: Sequence[Row]) -> list[Row]:
     """Leave out rows of other sources than the newest of the same place."""
     newest = {place_of(row): _sources(row) for row in oldest_first(rows)}
     return [row for row in rows if _sources(row) == newest[place_of(row)]]
+
+
+def _counted(row: Row) -> tuple[str, bool]:
+    """Return what a row's sources are of: which kernels, and whether those for few query rows count."""
+    return row["kernels"], row["sources"].count("-") == 2
 
 
 def _sources(row: Row) -> str:
