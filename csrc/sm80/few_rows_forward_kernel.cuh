@@ -37,6 +37,8 @@ struct FewRowsForwardConfig {
   static constexpr int kBlockM = kFewRows;
   static constexpr int kBlockN = kTileKeys * kWarps;
   static constexpr int kThreads = 32 * kWarps;
+  // Of a multiprocessor, as registers allow.
+  static constexpr int kBlocks = kHeadDimV <= 64 && !kDense_ ? 2 : 1;
   static constexpr bool kDense = kDense_;
   static constexpr bool kDropout = false;
   static constexpr bool kDeterministic = false;
@@ -456,7 +458,7 @@ __global__ void __launch_bounds__(Config::kThreads) clear_tickets_kernel(unsigne
 }
 
 template <class Config>
-__global__ void __launch_bounds__(Config::kThreads)
+__global__ void __launch_bounds__(Config::kThreads, Config::kBlocks)
     few_rows_forward_kernel(const __grid_constant__ FewRowsForwardArguments arguments) {
   extern __shared__ __align__(16) char memory[];
   FewRowsForward<Config>(arguments, *reinterpret_cast<typename Config::Smem*>(memory)).run();

@@ -22,10 +22,12 @@ SplitPlan plan_few_rows(const ForwardParams& params) {
   plan.pack = pack;
   const int64_t tiles = ceil_div(shape.seqlen_k, Config::kBlockN);
   plan.splits = split_count(planes, 2 * tiles);  // it gives a split two tiles at least, which one of these is
-  // A multiprocessor holds two blocks of these: splits that are long gain by it, others merge more for
-  // nothing.
+  // Splits that are long gain by all the blocks that a multiprocessor holds (but in dense mode, which has the
+  // same splits for the same sums); others would merge more for nothing.
   constexpr int64_t kLongSplit = 32;
-  if (Config::kColumns == 64 && plan.splits > 1 && tiles >= kLongSplit * plan.splits) plan.splits *= 2;
+  constexpr int kPlaces = Config::kHeadDimV <= 64 ? 2 : 1;
+  static_assert(Config::kDense || Config::kBlocks == kPlaces, "as many blocks as registers are for");
+  if (plan.splits > 1 && tiles >= kLongSplit * plan.splits) plan.splits *= kPlaces;
   plan.splits = std::min(plan.splits, kMostSplits);
   if (Config::kHopper && plan.splits > kMostInCluster && tiles <= kClusterTiles) plan.splits = kMostInCluster;
   plan.ends_first = true;
