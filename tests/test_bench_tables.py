@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from paddle_flashmask import masks
 from paddle_flashmask.masks import registry
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts" / "bench"))
@@ -24,7 +25,19 @@ import inference
 import kernels
 import provenance
 import report
-from cells import DIRECTIONS, HEAD_DIMS, LENGTHS, PEER_MASKS, TWELVE, Case, Row, Run, paper_case
+from cells import (
+    DIRECTIONS,
+    HEAD_DIMS,
+    LENGTHS,
+    PACKED,
+    PEER_MASKS,
+    TWELVE,
+    Case,
+    Row,
+    Run,
+    document_ends,
+    paper_case,
+)
 from paper_data import PUBLISHED
 from turns import balanced_orders, balanced_rounds, orders_of
 
@@ -413,3 +426,13 @@ def test_balanced_rounds_are_the_next_that_balance(count: int, wanted: int) -> N
     neighbours = Counter(pair for order in orders_of(count, rounds) for pair in pairwise(order))
     assert len(neighbours) == count * (count - 1)
     assert len(set(neighbours.values())) == 1
+
+
+@pytest.mark.parametrize("mask", PACKED)
+def test_documents_as_sequences_of_several_lengths_are_those_of_the_mask(mask: str) -> None:
+    case = paper_case(mask, 32768, 64, seed=3)
+    ends = document_ends(case)
+    assert (ends[0], ends[-1]) == (0, case.batch * case.seqlen)
+    first = ends[: int(np.flatnonzero(ends == case.seqlen)[0]) + 1]  # of the first sample
+    assert getattr(masks, mask)(np.diff(first)) == case.build_mask()
+    assert np.array_equal(np.diff(ends), np.tile(np.diff(first), case.batch))

@@ -156,11 +156,22 @@ PEER_NAMES |= {
     "flashinfer_sparse_16": "FlashInfer, block-sparse 16",
 }
 # Of the twelve, what those peers express that do not express all.
+PACKED = {"causal_document": True, "document": False}  # sequences of several lengths; whether causal
 PEER_MASKS = {
     "fa2": ("full", "causal"),
     "cudnn": ("full", "causal"),
-    "fa4": ("full", "causal", "sliding_window"),
+    "fa4": ("full", "causal", "sliding_window", *PACKED),
 }
+
+
+def document_ends(case: Case) -> np.ndarray:
+    """Where the documents of all samples of a mask of PACKED end if samples lie end to end, 0 before them.
+
+    Returns:
+        int32 ``[B * documents + 1]``: what calls for sequences of several lengths take.
+    """
+    lengths = registry.token_data(case.seqlen, case.seed).lengths
+    return np.cumsum([0, *np.tile(lengths, case.batch)], dtype=np.int32)
 
 
 def batched(kernels: str) -> str:

@@ -16,7 +16,16 @@ import flashinfer_peers
 import flex_masks
 import numpy as np
 import torch
-from cells import EQUAL_DOCUMENT_COUNT, EQUAL_DOCUMENTS, MAGI_WINDOW, PEER_MASKS, TWELVE, Case
+from cells import (
+    EQUAL_DOCUMENT_COUNT,
+    EQUAL_DOCUMENTS,
+    MAGI_WINDOW,
+    PACKED,
+    PEER_MASKS,
+    TWELVE,
+    Case,
+    document_ends,
+)
 from kernel_calls import BackwardParams, CudaLibrary, ForwardParams, Options, backward_params, forward_params
 from paper_data import PUBLISHED
 from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -267,6 +276,8 @@ def make_block_mask(
 
 
 def _fa4(case: Case, data: Data) -> tuple[Tensors, Callable[..., torch.Tensor]]:
+    if case.mask in PACKED:
+        return _fa4_packed(case, data)
     from flash_attn.cute import flash_attn_func
 
     widths = {"sliding_window": case.seqlen // 16, MAGI_WINDOW: min(1024, case.seqlen - 1)}
@@ -275,6 +286,28 @@ def _fa4(case: Case, data: Data) -> tuple[Tensors, Callable[..., torch.Tensor]]:
     def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
         result = flash_attn_func(q, k, v, causal=case.mask == "causal", window_size=window)
         return result[0] if isinstance(result, tuple) else result
+
+    return data.tensors, attend
+
+
+def _fa4_packed(case: Case, data: Data) -> tuple[Tensors, Callable[..., torch.Tensor]]:
+    """Documents as sequences of several lengths, one after the other."""
+    from flash_attn.cute import flash_attn_varlen_func
+
+    ends = document_ends(case)
+    longest = int(np.diff(ends).max())
+    places = torch.from_numpy(ends).to(data.tensors[0].device)
+
+    def attend(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> torch.Tensor:
+        result = flash_attn_varlen_func(
+            *(tensor.flatten(0, 1) for tensor in (q, k, v)),
+            cu_seqlens_q=places,
+            cu_seqlens_k=places,
+            max_seqlen_q=longest,
+            max_seqlen_k=longest,
+            causal=PACKED[case.mask],
+        )
+        return (result[0] if isinstance(result, tuple) else result).view(q.shape)
 
     return data.tensors, attend
 
