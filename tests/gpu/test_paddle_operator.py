@@ -407,7 +407,7 @@ def test_other_streams_do_not_get_memory_of_a_running_kernel(dropped):
     x = make_inputs(case)
     leaves = inputs_of(case, x)
     indices, dout, dlse = to_device(x.indices), to_device(x.dout, case.dtype), to_device(x.dlse)
-    busy = [to_device(np.zeros((1, 8192, 32, 128), np.float32), case.dtype) for _ in range(3)]
+    busy = [to_device(np.zeros((1, 16_384, 32, 128), np.float32), case.dtype) for _ in range(3)]
     sizes = [x.q.size // 2, x.k.size // 2, x.q.size, x.dlse.size, *(2**power for power in range(6, 22))]
     nans = [np.full(size, np.nan, np.float32) for size in sizes]
     paddle.device.cuda.synchronize()
