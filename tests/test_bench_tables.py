@@ -158,6 +158,22 @@ def test_the_page_and_the_figures_of_the_default_file_are_written(
     assert "| bar | wanted | measured | verdict |" in capsys.readouterr().out
 
 
+def test_part_of_the_published_setting_is_measured_but_makes_no_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Masks that both settings have would fill a page of the published setting with the other's rows."""
+    monkeypatch.setattr(kernels, "ROOT", tmp_path)
+    path = tmp_path / "docs/results/kernels_sm80_published.csv"
+    cells.append_rows(path, [make_row(paper_case("document", 8192, 64), "sm80", 1.0)])
+    command = ["kernels.py", "--kernels", "sm80", "--setting", "published", "--report-only"]
+    monkeypatch.setattr(sys, "argv", [*command, "--no-report"])
+    kernels.main()
+    monkeypatch.setattr(sys, "argv", command)
+    with pytest.raises(SystemExit, match="no rows of the published setting"):
+        kernels.main()
+    assert not path.with_suffix(".md").exists()
+
+
 def test_a_page_is_written_without_figures_where_none_can_be_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
