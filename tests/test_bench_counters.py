@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import itertools
+import re
 import stat
 import sys
 from pathlib import Path
@@ -28,6 +29,16 @@ def ncu_text(kernels: int) -> str:
     ]
     quoted = "\n".join(",".join(f'"{cell}"' for cell in line) for line in lines)
     return f"==PROF== Connected to process 1\n{quoted}\n==PROF== Disconnected\n"
+
+
+def test_the_kernels_that_attend_are_profiled() -> None:
+    """And those not that a call starts beside them, which prepare or add up."""
+    root = Path(__file__).resolve().parents[1]
+    sources = "".join(path.read_text() for path in (root / "csrc").rglob("*.cuh"))
+    kernels = re.findall(r"__global__[^;{]*?(\w+_kernel)\(", sources)
+    pattern = re.compile(counters.MAIN_KERNELS.removeprefix("regex:"))
+    profiled = {name for name in kernels if pattern.search(name)}
+    assert profiled == {"forward_kernel", "backward_kernel", "few_rows_forward_kernel"}
 
 
 def test_metrics_are_read_by_name() -> None:
@@ -62,9 +73,8 @@ def test_every_call_gets_its_row(tmp_path: Path, fake_ncu: Path, monkeypatch: py
     calls = counters.calls_of("sm80", 64)
     (tmp_path / "log").write_text(ncu_text(len(calls)))
     monkeypatch.setenv("PATH", str(tmp_path))
-    monkeypatch.setitem(
-        sys.modules, "experiment", argparse.Namespace(Device=lambda *_: argparse.Namespace(run=RUN))
-    )
+    device = argparse.Namespace(run=RUN)
+    monkeypatch.setitem(sys.modules, "experiment", argparse.Namespace(Device=lambda *_, **__: device))
     arguments = argparse.Namespace(csv=tmp_path / "x.csv", families=["sm80"], binary=Path("x.so"))
     counters.run(arguments, "python x.py")
     rows = Log(arguments.csv, counters.COLUMNS).rows
