@@ -471,13 +471,19 @@ def _task_table(rows: Rows, task: str, layers: int) -> str:
 
 
 def draw(rows: Rows, path: Path) -> None:
-    """Draw tokens/s and peak memory against the length, a column per task and number of layers."""
+    """Draw tokens/s and peak memory against the length, a column per task and number of layers.
+
+    What was run at one length alone is left out beside what was run at several: the tables have it.
+    """
     import matplotlib
 
     matplotlib.use("Agg")
     from matplotlib import pyplot
 
     columns = [(task, layers) for task in TASKS for layers in layer_counts(rows, task)]
+    lengths = {(row["task"], int(row["layers"]), row["seqlen"]) for row in rows}
+    curves = [column for column in columns if sum(length[:2] == column for length in lengths) > 1]
+    columns = curves or columns
     figure, axes = pyplot.subplots(
         *(2, len(columns)), figsize=(3.4 * len(columns), 6), squeeze=False, sharex=True, layout="constrained"
     )
