@@ -188,6 +188,28 @@ def test_not_run_names_other_head_dims_and_settings() -> None:
     assert "8K D=256 backward" in missing["Flex"]
     assert "`--setting magi`" in missing["Flex"]
     assert "`--setting magi`" not in missing["ours"]
+    assert "`--setting magi` forward (5 of 5 masks)" in missing["ours"]  # lengths are missing
+    of_both = [(mask, length) for mask in cells.MAGI_MASKS for length in cells.MAGI_LENGTHS]
+    rows += [make_row(magi_case(*item), "sm90", 1.0, d) for item in of_both for d in DIRECTIONS]
+    rows += [make_row(magi_case("full", n), "fa4", 1.0) for n in cells.MAGI_LENGTHS]
+    missing = report.left_out(Results(rows, "sm90", RUN.card))
+    assert not any("magi" in place for place in missing["ours"])
+    assert "`--setting magi` forward (4 of 5 masks)" in missing["FA4"]
+
+
+def test_the_grouped_setting_has_a_figure_of_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    pyplot = pytest.importorskip("matplotlib.pyplot")
+    drawn = []
+    monkeypatch.setattr(pyplot, "close", drawn.append)
+    rows = [make_row(magi_case("causal", n), "sm90", 0.01) for n in (1024, 4096)]
+    rows += [make_row(magi_case("causal", 1024), "fa4", 0.02)]
+    [path] = charts.draw(Results(rows, "sm90", RUN.card), tmp_path)
+    assert path.name == "kernels_sm90_d128_magi.png"
+    [forward, backward] = drawn[0].axes
+    ours, fa4 = (line.get_xydata().tolist() for line in forward.lines)
+    assert ours == [[n, 4 * (n**2 // 4) * 128 * 64 / 0.01 / 1e9] for n in (1024, 4096)]
+    assert fa4 == [[1024, ours[0][1] / 2]]
+    assert not backward.lines
 
 
 def test_figures_of_two_cards_differ(tmp_path: Path) -> None:

@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import os
+import re
 import shutil
 import subprocess
 import sys
 from collections import Counter
+from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
+from types import ModuleType
 
 import numpy as np
 import pytest
@@ -20,11 +24,16 @@ from paddle_flashmask.masks import registry
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts" / "bench"))
 
 import cells
+import counters
+import decode
+import end_to_end
 import flex_masks
 import inference
 import kernels
+import memory
 import provenance
 import report
+import sparsity
 from cells import (
     DIRECTIONS,
     HEAD_DIMS,
@@ -91,9 +100,9 @@ def test_published_masks_are_as_sparse_as_in_the_papers_tables(
     seqlen: int, sparsities: tuple[float, ...]
 ) -> None:
     """Share question, prefix document, prefix causal; the mean of five samples, as there."""
-    for name, sparsity in zip(PUBLISHED, sparsities, strict=True):
+    for name, wanted in zip(PUBLISHED, sparsities, strict=True):
         samples = [paper_case(name, seqlen, 64, seed).build_mask().block_sparsity(128) for seed in range(5)]
-        assert np.mean(samples) == pytest.approx(sparsity, abs=0.03)
+        assert np.mean(samples) == pytest.approx(wanted, abs=0.03)
 
 
 def test_case_that_shows_the_search_has_whole_tiles_only() -> None:
@@ -323,6 +332,15 @@ def test_samples_are_in_one_table_of_totals_and_not_in_one_each() -> None:
     assert "--setting" not in text
 
 
+def test_how_fa4_takes_documents_is_said_where_it_did() -> None:
+    case = paper_case("document", 8192, 64)
+    rows = [make_row(case, "sm80", 1.0), make_row(paper_case("full", 8192, 64), "fa4", 1.0)]
+    assert "several lengths" not in report.render(rows, "sm80")
+    assert "FA4 takes documents as sequences of several lengths" in report.render(
+        [*rows, make_row(case, "fa4", 2.0)], "sm80"
+    )
+
+
 def test_document_keeps_what_was_not_measured_again() -> None:
     causal, full = (paper_case(mask, 8192, 128) for mask in ("causal", "full"))
     newer, newest = (replace(RUN, started=f"2027-01-0{day}", sources=f"day {day}") for day in (1, 2))
@@ -452,3 +470,34 @@ def test_documents_as_sequences_of_several_lengths_are_those_of_the_mask(mask: s
     first = ends[: int(np.flatnonzero(ends == case.seqlen)[0]) + 1]  # of the first sample
     assert getattr(masks, mask)(np.diff(first)) == case.build_mask()
     assert np.array_equal(np.diff(ends), np.tile(np.diff(first), case.batch))
+
+
+def _kernels_page(kernels: str, *, published: bool = False) -> str:
+    path = cells.ROOT / "docs" / "results" / f"kernels_{kernels}{'_published' if published else ''}.csv"
+    return report.render(cells.read_rows(path), kernels, published=published)
+
+
+def _page(module: ModuleType) -> str:
+    path = cells.ROOT / "docs" / "results" / f"{module.__name__}.csv"
+    text: str = module.render(provenance.newest_of(provenance.Log(path, module.COLUMNS).rows))
+    return text
+
+
+PAGES: dict[str, Callable[[], str]] = {
+    "kernels_sm80": lambda: _kernels_page("sm80"),
+    "kernels_sm90": lambda: _kernels_page("sm90"),
+    "kernels_sm90_published": lambda: _kernels_page("sm90", published=True),
+    "inference": lambda: inference.render(
+        cells.read_rows(cells.ROOT / "docs" / "results" / "inference.csv"), "cuda"
+    ),
+} | {module.__name__: partial(_page, module) for module in (counters, decode, end_to_end, memory, sparsity)}
+
+
+@pytest.mark.parametrize("name", PAGES)
+def test_committed_pages_are_what_the_scripts_write(name: str) -> None:
+    """Else they say what no script says any more. The figures below the title are taken from the page."""
+    page = cells.ROOT / "docs" / "results" / f"{name}.md"
+    committed = page.read_text()
+    figures = [page.parent / link for link in re.findall(r"^!\[\w+\]\((.+)\)$", committed, re.MULTILINE)]
+    assert all(figure.exists() for figure in figures)
+    assert provenance.with_figures(PAGES[name](), page, figures) == committed

@@ -1,5 +1,7 @@
 """Bar charts of the kernel benchmark, laid out as the paper's: a figure per head dim, a panel per length.
 
+MagiAttention's setting has a figure of curves, a panel per mask and direction.
+
 A mask with the sparsity of the paper's tables stands for the registry's of that name where it was measured.
 Needs matplotlib, and no torch.
 """
@@ -9,10 +11,14 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from cells import DIRECTIONS, PEER_NAMES, PUBLISHED_TWELVE, TWELVE, Case
-from paper_tables import Total, paper_shapes, total
+from cells import DIRECTIONS, MAGI_MASKS, PEER_NAMES, PUBLISHED_TWELVE, TWELVE, Case
+from paper_tables import Total, exact_rate, magi_rows, paper_shapes, total
 from results import Results, length_name
+
+if TYPE_CHECKING:
+    from matplotlib.artist import Artist
 
 COLORS = {"flex": "#9aa5b1", "flex_flash": "#5b8db8", "fa4": "#e0a458", "cudnn": "#7fb069", "fa2": "#b8b8b8"}
 OURS = "#b5273d"
@@ -35,6 +41,63 @@ def draw(results: Results, folder: Path, suffix: str = "") -> Iterator[Path]:
             path = folder / f"kernels_{results.kernels}_d{head_dim}{setting}{suffix}.png"
             _draw_panels(results, totals, path)
             yield path
+    for head_dim in sorted({row.case.head_dim for row in results.rows if row.case.kv_heads}):
+        path = folder / f"kernels_{results.kernels}_d{head_dim}_magi{suffix}.png"
+        if _draw_magi(results, head_dim, path):
+            yield path
+
+
+def _draw_magi(results: Results, head_dim: int, path: Path) -> bool:
+    """Draw TFLOP/s of the visible area against the length; return whether there was anything to draw."""
+    rows = {
+        direction: {case: found for case, found in by_case.items() if case.head_dim == head_dim}
+        for direction in DIRECTIONS
+        for by_case in [magi_rows(results, direction)]
+    }
+    present = [
+        mask for mask in MAGI_MASKS if any(case.mask == mask for found in rows.values() for case in found)
+    ]
+    if not present:
+        return False
+    import matplotlib
+
+    matplotlib.use("Agg")
+    from matplotlib import pyplot
+
+    path.parent.mkdir(parents=True, exist_ok=True)
+    figure, axes = pyplot.subplots(
+        *(len(DIRECTIONS), len(present)),
+        figsize=(3.1 * len(present), 6),
+        squeeze=False,
+        sharex=True,
+        sharey="row",
+        layout="constrained",
+    )
+    handles: dict[str, Artist] = {}
+    for line, direction in enumerate(DIRECTIONS):
+        for mask, axis in zip(present, axes[line], strict=True):
+            by_length = {case.seqlen: found for case, found in rows[direction].items() if case.mask == mask}
+            for name in (results.kernels, *reversed(PEER_NAMES)):
+                rates = {n: exact_rate(found[name]) for n, found in by_length.items() if name in found}
+                if rates:
+                    own = name == results.kernels
+                    label = "paddle_flashmask" if own else PEER_NAMES[name]
+                    color = OURS if own else COLORS.get(name)
+                    [handles[label]] = axis.plot(list(rates), list(rates.values()), ".-", color=color)
+            axis.set_title(f"{mask}, {direction}", fontsize=9)
+            axis.set_xscale("log", base=2)
+            axis.set_xticks(lengths := sorted(by_length), [length_name(n) for n in lengths], fontsize=8)
+            axis.set_ylim(bottom=0)
+        axes[line, 0].set_ylabel("TFLOP/s of the visible area")
+    figure.legend(
+        handles.values(), handles, ncols=len(handles), fontsize=9, loc="outside lower center", frameon=False
+    )
+    shape = next(case for found in rows.values() for case in found)
+    heads = f"{shape.heads}:{shape.kv_heads} heads of {head_dim}"
+    figure.suptitle(f"{results.card}; one sample, {heads}, bfloat16", fontsize=10)
+    figure.savefig(path, dpi=110)
+    pyplot.close(figure)
+    return True
 
 
 def _totals(results: Results, shape: Case) -> dict[str, dict[str, Total]]:

@@ -1,11 +1,11 @@
 """Measure training steps of Llama-2-7B's decoder layers on the paper's synthetic data, beside dense masks.
 
 python scripts/bench/end_to_end.py --prepare    # lets FlexAttention compile on all cores first
-python scripts/bench/end_to_end.py --layers 4   # then some 4 minutes on an H200 by estimate, else 7
+python scripts/bench/end_to_end.py --layers 4   # then some 4 minutes on an H200 by estimate, else 12
 python scripts/bench/end_to_end.py --layers 4 --methods ours flex --lengths 65536 131072
 python scripts/bench/end_to_end.py --report-only
 
-As many layers as fit into free memory (at most 8, for lora 32; --layers: so many) stand for the model, by an
+As many layers as fit into free memory (at most the model's 32; --layers: so many) stand for the model, by an
 estimate that is the same for all methods: random weights, bfloat16, full recompute, AdamW; sft, dpo and rm
 train all weights, lora thin ones. dpo and rm run one sequence of questions with their answers per step,
 without the reference model or the losses of those tasks. A step takes a new mask, and making it ready counts:
@@ -56,11 +56,11 @@ LABELS = {
     "vanilla": "vanilla attention",
 }
 COLORS = {"ours": "#b5273d", "flex": "#5b8db8", "dense": "#777777", "vanilla": "#c9c9c9"}
-LENGTHS = [2**n for n in range(12, 18)]
+LENGTHS = [2**n for n in range(12, 19)]
 DEFAULT_LENGTHS = LENGTHS[:4]  # from there on dense masks take minutes
 COLUMNS = ["task", "seqlen", "layers", "method", "bins", "bin", "rho", "weight"]
 COLUMNS += ["seconds", "repetitions", "peak_bytes", "loss", "status", "note"]
-MOST_LAYERS, MOST_LORA_LAYERS = 8, 32  # time per layer is the same from there on; the model has 32
+MODEL_LAYERS = 32
 # Elements per token that one layer's backward pass holds at most, in hidden and in feed-forward sizes: what
 # the layer computed again, and gradients of it; the loss in float32 is less.
 HELD_HIDDEN, HELD_INTERMEDIATE = 20, 8
@@ -82,7 +82,7 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     provenance.add_arguments(parser, "end_to_end")
     parser.add_argument("--tasks", nargs="+", default=list(TASKS), choices=list(TASKS))
     parser.add_argument("--methods", nargs="+", default=list(METHODS), choices=METHODS)
-    parser.add_argument("--lengths", nargs="+", type=int, default=DEFAULT_LENGTHS)
+    parser.add_argument("--lengths", nargs="+", type=provenance.count, default=DEFAULT_LENGTHS)
     parser.add_argument("--layers", type=provenance.count, default=0, help="default: as many as fit")
     parser.add_argument(
         "--bins", type=provenance.count, default=10, help="of sparsity; one step of each is run"
@@ -191,7 +191,7 @@ def model_shape(device: Device) -> Shape:
 
 
 def layers_that_fit(shape: Shape, seqlen: int, *, lora: bool, free: int, itemsize: int) -> int:
-    """Estimate how many layers fit into so many bytes, one at least and no more than are of use.
+    """Estimate how many layers fit into so many bytes, one at least and no more than the model has.
 
     A layer takes its weights, gradients and AdamW's two moments of those that are trained, and its input;
     one layer at a time is computed again, and holds its activations.
@@ -205,7 +205,7 @@ def layers_that_fit(shape: Shape, seqlen: int, *, lora: bool, free: int, itemsiz
     per_layer = sum(p.numel() for p in parameters) + 3 * trained + seqlen * shape.hidden
     held = seqlen * (HELD_HIDDEN * shape.hidden + HELD_INTERMEDIATE * shape.intermediate)
     fitting = int(MARGIN * free / itemsize - held) // per_layer
-    return max(1, min(fitting, MOST_LORA_LAYERS if lora else MOST_LAYERS))
+    return max(1, min(fitting, MODEL_LAYERS))
 
 
 def free_memory(device: Device) -> int:
@@ -410,14 +410,17 @@ def render(rows: Rows) -> str:
         for layers in layer_counts(rows, task):
             how = "LoRA" if task == "lora" else "all weights"
             parts += [f"## {task}, {layers} layers of Llama-2-7B, {how}", _task_table(rows, task, layers)]
-    tried = {(row["task"], row["method"], int(row["seqlen"])) for row in rows}
+    tried = {(row["task"], int(row["layers"]), row["method"], int(row["seqlen"])) for row in rows}
     lengths = [n for n in LENGTHS if any(n == seqlen for *_, seqlen in tried)]
     left_out = {"everything": [length_name(n) for n in LENGTHS if n not in lengths]}
-    left_out |= {
-        f"{task}, {LABELS[method]}": [length_name(n) for n in lengths if (task, method, n) not in tried]
-        for task in TASKS
-        for method in METHODS
-    }
+    for task in TASKS:
+        for layers in layer_counts(rows, task):
+            place = f"{task}, {layers} layers"
+            here = [n for n in lengths if any((task, layers, method, n) in tried for method in METHODS)]
+            left_out[place] = [length_name(n) for n in lengths if n not in here]
+            for method in METHODS:
+                without = [length_name(n) for n in here if (task, layers, method, n) not in tried]
+                left_out[f"{place}, {LABELS[method]}"] = without
     failed = (
         (LABELS[row["method"]], row["note"], f"{row['task']} {length_name(int(row['seqlen']))}")
         for row in current(rows)

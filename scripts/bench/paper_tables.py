@@ -130,18 +130,13 @@ def _gain(other: Total | None) -> str:
 
 def magi_tables(results: Results) -> Iterator[str]:
     """Return TFLOP/s in MagiAttention's setting, a table per direction; work is counted exactly."""
-    rows = [row for row in results.rows if row.case.kv_heads and row.case.mask in MAGI_MASKS]
     for direction in DIRECTIONS:
+        table = magi_rows(results, direction)
         names = [results.kernels, *PEER_NAMES]
-        cases = sorted(
-            {row.case for row in rows if row.direction == direction},
-            key=lambda case: (MAGI_MASKS.index(case.mask), case.head_dim, case.seqlen),
-        )
-        table = {case: _beside_most(results, case, direction) for case in cases}
         present = [name for name in names if any(name in found for found in table.values())]
         lines = [
             [case.mask, str(case.head_dim), length_name(case.seqlen)]
-            + [_exact_rate(found.get(name)) for name in present]
+            + [f"{exact_rate(found[name]):.0f}" if name in found else "" for name in present]
             for case, found in table.items()
         ]
         if lines:
@@ -153,6 +148,22 @@ def magi_tables(results: Results) -> Iterator[str]:
             yield f"{title}\n\n{markdown_table(header, lines)}"
 
 
+def magi_rows(results: Results, direction: str) -> dict[Case, dict[str, Row]]:
+    """Return by implementation what was measured in MagiAttention's setting, cases by mask and length."""
+    cases = {
+        row.case
+        for row in results.rows
+        if row.case.kv_heads and row.case.mask in MAGI_MASKS and row.direction == direction
+    }
+    ordered = sorted(cases, key=lambda case: (MAGI_MASKS.index(case.mask), case.head_dim, case.seqlen))
+    return {case: _beside_most(results, case, direction) for case in ordered}
+
+
+def exact_rate(row: Row) -> float:
+    """TFLOP/s of the visible area."""
+    return row.case.flops_of_area(row.direction, row.visible_area) / row.milliseconds / 1e9
+
+
 def _beside_most(results: Results, case: Case, direction: str) -> dict[str, Row]:
     """Return our row of the run beside the most peers, and theirs of runs that have both, such first."""
     own = (case, direction, results.kernels)
@@ -161,10 +172,3 @@ def _beside_most(results: Results, case: Case, direction: str) -> dict[str, Row]
         rows = results.find(own, (case, direction, name), in_company=True)
         found |= {row.implementation: row for row in rows[1:]}
     return found
-
-
-def _exact_rate(row: Row | None) -> str:
-    if row is None:
-        return ""
-    flops = row.case.flops_of_area(row.direction, row.visible_area)
-    return f"{flops / row.milliseconds / 1e9:.0f}"

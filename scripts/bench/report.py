@@ -15,6 +15,10 @@ from cells import (
     HEAD_DIMS,
     LENGTHS,
     LONG_DOCUMENTS,
+    MAGI_LENGTHS,
+    MAGI_MASKS,
+    MAGI_WINDOW,
+    PACKED,
     PEER_MASKS,
     PEER_NAMES,
     PUBLISHED_TWELVE,
@@ -26,6 +30,7 @@ from cells import (
     deterministic,
     idle_indices,
     long_cases,
+    magi_case,
     masking_cases,
     paper_case,
     search_case,
@@ -181,8 +186,8 @@ def render(rows: Sequence[Row], kernels: str, *, published: bool = False) -> str
         "one mask for all samples and heads. Times are medians of runs (how many, after how many "
         "warm-ups: in that file) with a cold L2, in turns with peers and with a large matmul, masks one "
         "after the other; ours include what the device does with the index vectors, and neither making those "
-        "nor FlexAttention's block mask is timed (memory.md has both). FA4 takes documents as sequences of "
-        "several lengths, which lie one after the other. Results were checked before timing. "
+        f"nor FlexAttention's block mask is timed (memory.md has both). {_packed(rows, kernels)}Results were "
+        "checked before timing. "
         "TFLOP/s = 4 S² D H B (1 - rho) / time forward, 2.5 times that backward; rho = fully masked "
         "128x128 tiles / all; area = visible elements / all; `of matmul` = share of an 8192³ bfloat16 "
         "product's TFLOP/s. In brackets: how many times as fast as that peer ours is. On a card at its power "
@@ -207,6 +212,14 @@ def render(rows: Sequence[Row], kernels: str, *, published: bool = False) -> str
                 *_tables(earlier),
             ]
     return document(parts)
+
+
+def _packed(rows: Sequence[Row], kernels: str) -> str:
+    """Return how FA4 takes documents, where it did."""
+    did = any(
+        (row.run.kernels, row.implementation) == (kernels, "fa4") and row.case.mask in PACKED for row in rows
+    )
+    return "FA4 takes documents as sequences of several lengths, one after the other. " if did else ""
 
 
 def not_measured_again(rows: Sequence[Row], results: Results) -> Iterator[Results]:
@@ -253,6 +266,15 @@ def left_out(results: Results, twelve: Sequence[str] = TWELVE) -> dict[str, list
                 places[label].append(f"{length_name(seqlen)} D={head_dim} {direction}{part}")
         if grouped and name not in grouped:
             places[label].append("`--setting magi`")
+        elif grouped:
+            window = "sliding_window" in known  # the setting has one of its own
+            of_magi = [mask for mask in MAGI_MASKS if mask in known or (window and mask == MAGI_WINDOW)]
+            for direction in directions:
+                cases = {magi_case(mask, seqlen) for mask in of_magi for seqlen in MAGI_LENGTHS}
+                missing = {case.mask for case in cases if (name, case, direction) not in tried}
+                if missing:
+                    masks = f"{len(missing)} of {len(of_magi)} masks"
+                    places[label].append(f"`--setting magi` {direction} ({masks})")
     magi = any(row.case.kv_heads for row in results.rows) or twelve is not TWELVE
     places["settings"] = [] if magi else ["`--setting magi`"]
     return places
