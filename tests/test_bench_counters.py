@@ -88,6 +88,7 @@ def test_every_call_gets_its_row(tmp_path: Path, fake_ncu: Path, monkeypatch: py
     (tmp_path / "log").write_text(ncu_text(3))  # fewer kernels than calls
     with pytest.raises(ValueError, match="shorter"):
         counters.run(argparse.Namespace(**{**vars(arguments), "families": ["sm90"]}), "python x.py")
+    assert len(Log(arguments.csv, counters.COLUMNS).rows) == len(rows)  # none of them: which is whose?
 
 
 def test_calls_of_the_same_data_follow_each_other() -> None:

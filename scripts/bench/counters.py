@@ -107,7 +107,8 @@ def run(arguments: argparse.Namespace, command: str) -> None:
             if log.newest(family=family, head_dim=head_dim) is not None:
                 continue
             calls = calls_of(family, head_dim)
-            for call, found in zip(calls, profile(ncu, family, head_dim, arguments.binary), strict=True):
+            profiled = [*zip(calls, profile(ncu, family, head_dim, arguments.binary), strict=True)]
+            for call, found in profiled:  # now that each is known to have its own
                 log.add({"family": family, "head_dim": head_dim, **call._asdict(), **found})
             print(f"{family}, head dim {head_dim}: {len(calls)} calls", flush=True)
 
@@ -171,7 +172,9 @@ def jobs_of(library: CudaLibrary, call: Call, head_dim: int) -> dict[Call, Calla
 
     if call.mask == DECODE:
         shapes = ((1, 1, decode.HEADS), *((1, 16_384, decode.KEY_HEADS),) * 2)
-        tensors = [torch.randn(*shape, head_dim, device="cuda", dtype=torch.bfloat16) for shape in shapes]
+        generator = torch.Generator("cuda").manual_seed(0)
+        drawn = {"generator": generator, "device": "cuda", "dtype": torch.bfloat16}
+        tensors = [torch.randn(*shape, head_dim, **drawn) for shape in shapes]
         job = decode.own_job(library, *tensors)
         decode.check(job(), decode.reference(*(x[-1] for x in tensors)))
         return {call: job}

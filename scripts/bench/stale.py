@@ -74,7 +74,10 @@ def main() -> None:
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
     parser.add_argument("folder", type=Path, nargs="?", default=ROOT / "docs" / "results")
-    found = [state(path) for path in sorted(parser.parse_args().folder.glob("*.csv"))]
+    folder = parser.parse_args().folder
+    found = [state(path) for path in sorted(folder.glob("*.csv"))]
+    if not found:
+        parser.error(f"{folder}: there are no CSV files")
     known = [item for item in found if item is not None]
     print(*(line for _, line in known), sep="\n")
     unknown = len(found) - len(known)

@@ -151,6 +151,35 @@ def test_calls_in_one_workspace(kernels: Kernels, seed: int) -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("head_dim", "heads_k", "splits"),
+    [
+        (64, 8, 32),  # two blocks a multiprocessor, so twice the splits
+        (64, 1, 64),  # as many as one block merges
+        (128, 1, 64),
+        (128, 2, 64),
+        (96, 8, 16),
+    ],
+)
+def test_many_keys(kernels: Kernels, seed: int, head_dim: int, heads_k: int, splits: int) -> None:
+    """Splits for all that the card holds, in all modes."""
+    x = make_problem(
+        seed,
+        seqlen_q=2,
+        seqlen_k=131_072,
+        heads_q=2 * heads_k,
+        heads_k=heads_k,
+        head_dim=head_dim,
+        options=Options(causal=True),
+    )
+    assert kernels.describe(x.q, x.k, x.v, x.options).endswith(f"keys in {splits} splits")
+    skipping = forward(kernels, x)
+    assert_matches(skipping, x, "many keys")
+    assert_same_bits(forward(kernels, x.with_options(visit="all")), skipping, "all")
+    dense = x.with_options(visit="dense", dense=dense_mask(x))
+    assert_same_bits(forward(kernels, dense), skipping, "dense")
+
+
 @pytest.mark.parametrize("visit", ["skip", "all", "dense"])
 @pytest.mark.parametrize(
     ("batch", "seqlen_q", "seqlen_k", "heads_q", "pack", "splits", "splits_on_hopper"),
