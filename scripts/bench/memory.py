@@ -16,8 +16,7 @@ is a row that says so, and a new process goes on. Rows are appended as they are 
 out what is there. What fails is a row too: --retry runs it again. Writes memory.csv, .md and .png. On a CPU
 it can be tried out: --device cpu --lengths 512 1024
 
-What a process does once before it can compile is in no time of batch. Rows of before 2026-12 have some of it
-in the first mask of FlexAttention's first length, 8 K tokens, whose time is not that of other lengths.
+What a process does once before it can compile is in no time of batch.
 """
 
 from __future__ import annotations
