@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cells import PEER_NAMES, ROOT, ROUNDS, Case, Row, read_rows
 from prepare import add_prepare_argument, prepare, share_compiled
-from provenance import recorded_command
+from provenance import count, recorded_command
 from report import cards, failures_of, origin
 from results import Results, document, length_name, markdown_table, not_run
 
@@ -45,7 +45,7 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     parser.add_argument("--kernels", default="cuda", choices=["sm80", "sm90", "cuda"], help="cuda: the best")
     parser.add_argument("--peers", nargs="*", default=list(PEERS), choices=PEERS)
     parser.add_argument("--masks", nargs="+", default=list(MASKS), choices=MASKS)
-    parser.add_argument("--lengths", nargs="+", type=int, default=list(LENGTHS))
+    parser.add_argument("--lengths", nargs="+", type=count, default=list(LENGTHS))
     parser.add_argument("--seconds", type=float, default=0.1, help="per implementation and case")
     parser.add_argument(
         "--library", dest="binary", type=Path, default=ROOT / "build" / "libflashmask_cuda.so"

@@ -61,7 +61,7 @@ from cells import (
 )
 from paper_data import PUBLISHED
 from prepare import add_prepare_argument, prepare, share_compiled
-from provenance import can_draw, recorded_command, with_figures
+from provenance import can_draw, count, recorded_command, with_figures
 from results import name_in_files
 
 QUICK_SECONDS = 0.25
@@ -87,8 +87,8 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     )
     known = [*TWELVE, *PUBLISHED, MAGI_WINDOW]
     parser.add_argument("--masks", nargs="*", choices=known, help="default: all of the setting")
-    parser.add_argument("--lengths", nargs="+", type=int, help="default: all of the setting")
-    parser.add_argument("--head-dims", nargs="+", type=int, help="default: 64 128, magi: 128")
+    parser.add_argument("--lengths", nargs="+", type=count, help="default: all of the setting")
+    parser.add_argument("--head-dims", nargs="+", type=count, help="default: 64 128, magi: 128")
     parser.add_argument("--directions", nargs="+", default=list(DIRECTIONS), choices=DIRECTIONS)
     parser.add_argument(
         "--seeds", nargs="+", type=int, help="of documents and tensors; default: 0, published: 0 1 2 3 4"
