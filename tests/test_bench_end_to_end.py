@@ -15,18 +15,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts" / "bench"
 import end_to_end
 import limits
 import paper_data
-from bench_rows import PROVENANCE, RUN
+from bench_rows import RUN, step_row
 from provenance import Log
-
-
-def step_row(
-    method: str, seconds: float, weight: int, number: int = 0, note: str = "", **others: str
-) -> dict[str, str]:
-    row = {"task": "sft", "seqlen": "4096", "layers": "2", "method": method, "weight": str(60 * weight)}
-    row |= {"status": "failed" if note else "ok", "note": note, "bins": "2", "bin": str(number)}
-    row["loss"] = "" if note else "2.5"
-    measured = {"seconds": str(seconds), "repetitions": "1", "peak_bytes": str(2**31)}
-    return PROVENANCE | row | measured | others
 
 
 def test_tokens_per_second_weigh_samples_as_their_bins(tmp_path: Path) -> None:

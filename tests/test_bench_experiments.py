@@ -14,20 +14,17 @@ import pytest
 
 sys.path.insert(0, str(Path(__file__).resolve().parents[1] / "scripts" / "bench"))
 
-import cells
 import decode
 import end_to_end
 import inference
 import memory
 import paper_data
 import provenance
-import regress
 import sparsity
 import stale
-from bench_rows import PROVENANCE, RUN
-from cells import DIRECTIONS, Row, hash_sources, sources_of
+from bench_rows import PROVENANCE, RUN, decode_row, kernel_row
+from cells import DIRECTIONS, hash_sources, sources_of
 from provenance import Log
-from results import Results
 
 # Data
 
@@ -244,13 +241,6 @@ def test_what_norms_alone_would_not_show_is_refused(fault: str) -> None:
         experiment.compare({"o": out}, tensors, sample)
 
 
-def kernel_row(name: str, milliseconds: float, *, direction: str = "forward", share: float = 0.5) -> Row:
-    case = inference.inference_case("document", 8192)
-    tflops = case.flops(direction, 0.75) / milliseconds / 1e9
-    timing = {"milliseconds": milliseconds, "tflops": tflops, "matmul_tflops": tflops / share}
-    return Row(RUN, case, direction, name, "ok", "", rho=0.75, visible_area=1, seconds=1.0, **timing)
-
-
 def test_inference_tables_are_the_papers() -> None:
     rows = [kernel_row("sm90", 0.5), kernel_row("flashinfer_sparse", 1.0)]
     rows.append(replace(kernel_row("flex", 1.0), status="failed", reason="no"))
@@ -297,145 +287,6 @@ def test_a_clock_keeps_to_its_rounds_where_they_are_short(monkeypatch: pytest.Mo
     assert times(1100, 10) == (1, 3)
     assert times(100, 10) == (10, 10)
     assert times(1, 10) == (10, 20)
-
-
-def test_what_got_slower_is_named(tmp_path: Path) -> None:
-    def measured(milliseconds: float, share: float) -> regress.Ratios:
-        rows = [kernel_row("sm90", milliseconds, share=share), kernel_row("flex", 2.0)]
-        return regress.ratios(Results(rows, "sm90", RUN.card))
-
-    before = measured(1.0, 0.80)
-    path = regress.path_of("sm90", RUN.card, tmp_path)
-    assert path.name == "sm90_nvidia_h200.csv"
-    published = regress.path_of("sm90", RUN.card, tmp_path, published=True)
-    assert published.name == "sm90_nvidia_h200_published.csv"
-    assert regress.read(path) == {}
-    regress.write(path, before)
-    stored = regress.read(path)
-    assert stored == before
-    assert [*regress.compare(stored, measured(1.02, 0.79))] == []
-    changes = sorted(regress.compare(stored, measured(1.25, 0.90)))
-    case = "document 8K D=128, 32:8 heads forward"
-    assert [line for _, line in changes] == [
-        f"slower by 20.0 %: {case} / Flex (2.000 before, 1.600 now)",
-        f"faster by 12.5 %: {case} / matmul beside flex (0.800 before, 0.900 now)",
-    ]
-    assert [*regress.compare(stored, {})] == []
-
-
-def test_no_two_ratios_have_one_name() -> None:
-    case = inference.inference_case("document", 131072)
-    cases = [case, replace(case, seed=3), replace(case, seqlen=133120), replace(case, kv_heads=0)]
-    keys = [regress.Key(case, "forward", "sm90", "fa4") for case in cases]
-    keys += [replace(keys[0], ours="sm90 deterministic"), replace(keys[0], against="matmul beside fa4")]
-    assert [*map(str, keys)] == [
-        "document 128K D=128, 32:8 heads forward / FA4",
-        "document 128K D=128, 32:8 heads, seed 3 forward / FA4",
-        "document 133,120 D=128, 32:8 heads forward / FA4",
-        "document 128K D=128 forward / FA4",
-        "document 128K D=128, 32:8 heads forward (sm90 deterministic) / FA4",
-        "document 128K D=128, 32:8 heads forward / matmul beside fa4",
-    ]
-    other = replace(keys[0], case=replace(case, mask="causal"))
-    assert [*regress.by_mask([*keys[:3], other])] == [
-        "causal: 1 (128K D=128, 32:8 heads)",
-        "document: 3 (128K D=128, 32:8 heads; 133,120 D=128, 32:8 heads)",
-    ]
-
-
-def test_stored_ratios_are_those_of_the_committed_tables() -> None:
-    stored: dict[str, set[regress.Key]] = {}
-    for table in sorted(provenance.RESULTS.glob("kernels_*.csv")):
-        for path, results in regress.files_of(cells.read_rows(table)):
-            stored[path.name] = {*regress.ratios(results)}
-    assert len(stored) == 3
-    assert {path.name: {*regress.read(path)} for path in regress.FOLDER.iterdir()} == stored
-    for keys in stored.values():
-        assert len({*map(str, keys)}) == len(keys)
-
-
-@pytest.mark.parametrize("milliseconds", ["nan", "0", "inf", "", "x"])
-def test_a_time_that_is_none_is_refused(milliseconds: str, tmp_path: Path) -> None:
-    path = tmp_path / "x.csv"
-    cells.append_rows(path, [kernel_row("sm90", 1.5)])
-    path.write_text(path.read_text().replace(",1.5,", f",{milliseconds},", 1))
-    with pytest.raises(ValueError, match=r"x\.csv, line 2: "):
-        cells.read_rows(path)
-
-
-@pytest.mark.parametrize("store", [False, True])
-def test_what_fails_or_was_left_out_is_no_pass(
-    store: bool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    case = "document 8K D=128, 32:8 heads"
-    before = [kernel_row(name, 1.0, direction=way) for name in ("sm90", "flex") for way in cells.DIRECTIONS]
-    before += [replace(row, case=replace(row.case, mask="causal")) for row in before]
-    path = regress.path_of("sm90", RUN.card, tmp_path)
-    stored = regress.ratios(Results(before, "sm90", RUN.card))
-    assert len(stored) == 8
-    regress.write(path, stored)
-
-    def call(rows: list[Row]) -> str:
-        (tmp_path / "x.csv").unlink(missing_ok=True)
-        cells.append_rows(tmp_path / "x.csv", rows)
-        regress.main()
-        return capsys.readouterr().out
-
-    options = ["--ratios", str(tmp_path), *(["--store"] if store else [])]
-    monkeypatch.setattr(sys, "argv", ["regress.py", str(tmp_path / "x.csv"), *options])
-    assert "8 of 8 stored ratios were measured again\n" in call(before)
-    out = call([row for row in before if row.case.mask == "document"])
-    assert "4 of 8" in out
-    assert "  not measured again: causal: 4 (8K D=128, 32:8 heads)\n" in out
-    with monkeypatch.context() as patch:
-        patch.setattr(sys, "argv", [*sys.argv, "--verbose"])
-        out = call([row for row in before if row.case.mask == "document"])
-    assert out.count("  not measured again: causal 8K") == 4
-    # An older row of the same kernels was right: the newest counts.
-    later = replace(RUN, started="2027-01-01T00:00:00Z")
-    wrong = replace(before[0], run=later, status="failed", reason="wrong")
-    with pytest.raises(SystemExit, match="2 stored ratios are of kernels that fail now"):
-        call([*before, wrong])
-    out = capsys.readouterr().out
-    assert "6 of 8" in out
-    assert f"  FAILED: {case} forward / Flex\n  FAILED: {case} forward / matmul beside flex\n" in out
-    assert regress.read(path) == stored
-    # A peer's failure is not ours, and is no measurement either.
-    out = call([*before, replace(wrong, implementation="flex")])
-    assert "7 of 8 stored ratios were measured again\n  not measured again: document: 1 (8K" in out
-    # What was mended counts again.
-    assert "8 of 8" in call([*before, wrong, replace(before[0], run=replace(later, started="2028"))])
-
-
-def test_replacing_keeps_nothing_but_what_was_measured(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
-) -> None:
-    rows = [kernel_row(name, 1.0) for name in ("sm90", "flex")]
-    path = regress.path_of("sm90", RUN.card, tmp_path)
-    now = regress.ratios(Results(rows, "sm90", RUN.card))
-    retired = regress.Key(replace(rows[0].case, seqlen=133120), "forward", "sm90", "flex")
-    cells.append_rows(tmp_path / "x.csv", rows)
-    for option, kept in (("--store", {**now, retired: 2.0}), ("--replace", now)):
-        regress.write(path, {**now, retired: 2.0})
-        monkeypatch.setattr(
-            sys, "argv", ["regress.py", str(tmp_path / "x.csv"), "--ratios", str(tmp_path), option]
-        )
-        regress.main()
-        assert regress.read(path) == kept
-    assert "  dropped: document: 1 (133,120 D=128, 32:8 heads)\n" in capsys.readouterr().out
-
-
-def test_ratios_beside_other_peers_are_dropped_when_the_same_is_measured_anew() -> None:
-    """Else they would be named as not measured again for ever."""
-
-    def measured(*peers: str) -> regress.Ratios:
-        rows = [kernel_row(name, 1.0) for name in ("sm90", *peers)]
-        return regress.ratios(Results(rows, "sm90", RUN.card))
-
-    old, new = measured("flex"), measured("flex", "fa4")
-    kept = regress.still_measured(old, new) | new
-    assert sorted(key.against for key in kept) == ["fa4", "flex", "matmul beside flex fa4"]
-    assert regress.still_measured(old, {}) == old
 
 
 def test_sources_are_what_an_architecture_is_compiled_from(tmp_path: Path) -> None:
@@ -618,13 +469,6 @@ def test_experiments_run_and_resume(module, options, says, library, tmp_path, mo
 
 
 # Decoding
-
-
-def decode_row(shape: decode.Shape, name: str, milliseconds: float | None, **more: str) -> dict[str, str]:
-    place = {key: str(value) for key, value in shape._asdict().items()}
-    status = decode.FAILED + ": no such kernel" if milliseconds is None else decode.OK
-    values = {"implementation": name, "status": status, "milliseconds": str(milliseconds or "")}
-    return {**PROVENANCE, **place, "head_dim": "128", "warmups": "10", "repetitions": "50", **values, **more}
 
 
 def test_the_decode_page_says_how_fast_what_failed_and_what_is_missing(tmp_path: Path) -> None:
