@@ -380,6 +380,16 @@ def test_results_of_other_sources_are_stale(tmp_path: Path) -> None:
     assert stale.state(tmp_path / "b.csv") is None
 
 
+def test_a_folder_without_results_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """As "nothing is stale" would be said of a folder that is not there."""
+    monkeypatch.setattr(sys, "argv", ["stale.py", str(tmp_path / "missing")])
+    with pytest.raises(SystemExit, match="2"):
+        stale.main()
+    assert "missing: there are no CSV files" in capsys.readouterr().err
+
+
 def test_older_rows_that_nothing_was_measured_in_place_of_are_stale(tmp_path: Path) -> None:
     path, columns = tmp_path / "x.csv", ["mask", "direction", "implementation", "milliseconds"]
     now = replace(RUN, sources=hash_sources("sm90"), started="2027-01-01T00:00:00Z", commit="456")

@@ -84,7 +84,9 @@ def parse_arguments() -> tuple[argparse.Namespace, str]:
     )
     provenance.add_arguments(parser, "memory")
     parser.add_argument("--parts", nargs="+", default=list(PARTS), choices=PARTS)
-    parser.add_argument("--lengths", nargs="+", type=provenance.count, help="default: 4 K to 1 M, fewer where it says so")
+    parser.add_argument(
+        "--lengths", nargs="+", type=provenance.count, help="default: 4 K to 1 M, fewer where it says so"
+    )
     parser.add_argument("--names", nargs="+", default=list(NAMES), choices=NAMES, help="implementations")
     parser.add_argument("--retry", action="store_true", help="what failed in an earlier call too")
     parser.add_argument(
