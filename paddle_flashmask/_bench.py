@@ -15,6 +15,7 @@ import textwrap
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, NamedTuple, TextIO
 
 import numpy as np
@@ -38,6 +39,7 @@ MIN_REPETITIONS = 2
 FEW_REPETITIONS = 5  # with fewer, a median says little
 # Largest error of a head, relative to its rows' norms (see ``_error``): several times what rounding explains.
 TOLERANCES = {"float64": 1e-10, "float32": 1e-4, "float16": 2.5e-3, "bfloat16": 2e-2}
+FAILURES = (RuntimeError, MemoryError, OSError)  # what Paddle raises for kernels, memory and CUDA
 CHECKED_ELEMENTS = 1 << 22  # of the scores that the oracle computes for a mask: about a second's work
 
 
@@ -70,7 +72,7 @@ class Report:
     masks: list[Timing]
     dense: Timing | None
     why_not_dense: str
-    problems: dict[str, str]  # masks that gave wrong results or could not be checked; they are not timed
+    problems: dict[str, str]  # masks that gave wrong results or could not be checked or timed
     left: list[str]  # masks that the time was too short for
 
     def timing(self, mask: str) -> Timing | None:
@@ -156,16 +158,15 @@ def prepare(
     Raises:
         ValueError: a size is 0, a name is unknown or its mask needs Sq = Sk, or the memory is too small.
     """
-    batch, seqlen_q, seqlen_k, heads_q, heads_k, head_dim, head_dim_v = shape
+    seqlen_q, seqlen_k = shape[1:3]
     sizes = ",".join(map(str, shape))
     if min(shape) == 0:
         raise ValueError(f"--shape: expected sizes above 0, got {sizes}")
-    elements = batch * (seqlen_q * heads_q + seqlen_k * heads_k) * (head_dim + head_dim_v)
-    needed = 2 * elements * _itemsize(dtype)  # q, k, v, out and their gradients
+    needed = _tensor_bytes(shape, dtype)
     if needed > (there := _memory(device)):
         raise ValueError(
             f"--shape: inputs, results and gradients take at least {needed / 1e9:.1f} GB, "
-            f"and there are {there / 1e9:.1f} GB, got {sizes}"
+            f"and there are {there / 1e9:.1f} GB{' available' if device == 'cpu' else ''}, got {sizes}"
         )
     if seqlen_q == seqlen_k:
         return {name: registry.make(name, seqlen_q) for name in names or registry.names(paper_only=True)}
@@ -181,13 +182,76 @@ def _itemsize(dtype: str) -> int:
     return {"float64": 8, "float32": 4}.get(dtype, 2)
 
 
+def _tensor_bytes(shape: tuple[int, ...], dtype: str) -> int:
+    """Bytes of q, k, v, out and their gradients."""
+    batch, seqlen_q, seqlen_k, heads_q, heads_k, head_dim, head_dim_v = shape
+    elements = batch * (seqlen_q * heads_q + seqlen_k * heads_k) * (head_dim + head_dim_v)
+    return 2 * elements * _itemsize(dtype)
+
+
+def _dense_bytes(shape: tuple[int, ...], dtype: str, device: str) -> int:
+    """Bytes of main memory that the dense mask and Paddle's attention with it take at their peak, at most.
+
+    Counted by the peaks of resident memory with Paddle 3.3.1: ``_dense`` makes the mask, on a GPU too, with 8
+    bytes for each of its elements in float32, 6 in float16, 10 in bfloat16 and 16 in float64, and keeps the
+    bias of the dtype. On a CPU the backward holds three values for each score besides, and copies of tensors.
+    """
+    batch, seqlen_q, seqlen_k, heads_q = shape[:4]
+    elements, itemsize = seqlen_q * seqlen_k, _itemsize(dtype)
+    needed = max(10, 2 * itemsize) * elements
+    if device == "cpu":
+        attention = itemsize * elements * (1 + 3 * batch * heads_q) + _tensor_bytes(shape, dtype)
+        needed = max(needed, attention)
+    return needed + needed // 10  # malloc keeps some of what the oracle freed; and others' use changes
+
+
 def _memory(device: str) -> int:
-    """Bytes that the device has, in use or not."""
+    """Bytes that a GPU has, in use or not, as too many raise an error there; those available to a CPU."""
     import paddle
 
     if device == "gpu":
         return int(paddle.device.cuda.get_device_properties().total_memory)
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    return _available_memory()
+
+
+def _available_memory(root: Path = Path("/")) -> int:
+    """Bytes of main memory that can still be had: with more, Linux ends the process, and no error says so.
+
+    The least of what the machine has left and what the limits of the process's cgroups leave, as those of a
+    container. Caches of files count as left.
+
+    Args:
+        root: where proc and sys are.
+    """
+    found = re.search(r"^MemAvailable: *(\d+) kB", _text(root / "proc/meminfo"), re.MULTILINE)
+    left = [int(found[1]) << 10 if found else os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    for line in _text(root / "proc/self/cgroup").splitlines():
+        _, controllers, path = line.split(":", 2)
+        top = root / "sys/fs/cgroup"
+        if controllers == "":  # cgroup v2
+            limit, usage, total = "memory.max", "memory.current", ""
+        elif "memory" in controllers.split(","):
+            top /= "memory"
+            limit, usage, total = "memory.limit_in_bytes", "memory.usage_in_bytes", "total_"
+        else:
+            continue
+        # Limits of parents hold too. In a container the path may be that outside, and its own folder the top.
+        group = top / path.lstrip("/")
+        for folder in (group, *group.parents):
+            if folder.is_relative_to(top) and (most := _text(folder / limit).strip()).isdigit():  # or "max"
+                caches = re.findall(
+                    rf"^{total}(?:in)?active_file (\d+)$", _text(folder / "memory.stat"), re.MULTILINE
+                )
+                left.append(int(most) - int(_text(folder / usage) or 0) + sum(map(int, caches)))
+    return max(0, min(left))
+
+
+def _text(file: Path) -> str:
+    """What a file says; nothing if it cannot be read."""
+    try:
+        return file.read_text(errors="replace")
+    except OSError:
+        return ""
 
 
 def measure(
@@ -242,17 +306,17 @@ def measure(
         try:
             if not _paddle_computes():
                 raise RuntimeError("this build of Paddle has no kernels of its own for this device")
-            scores = 3 * batch * heads_q * seqlen_q * seqlen_k * _itemsize(dtype)  # that Paddle holds at once
-            if device == "cpu" and scores > (there := _memory(device)):  # Linux would end the process
+            if (needed := _dense_bytes(shape, dtype, device)) > (there := _available_memory()):
                 raise MemoryError(
-                    f"its scores take {scores / 1e9:.1f} GB, and there are {there / 1e9:.1f} GB"
+                    f"it takes up to {needed / 1e9:.1f} GB of main memory, "
+                    f"and {there / 1e9:.1f} GB are available"
                 )
             compared = registry.make(COMPARED, seqlen_q) if seqlen_q == seqlen_k else full(seqlen_q, seqlen_k)
             attend = _dense(compared, heads_q // heads_k, dtype)
             if problem := oracle.check(attend, compared):
                 return None, problem
             forward, backward, count = _time(attend, tensors, device, until, progress)
-        except (RuntimeError, MemoryError, ValueError, NotImplementedError) as error:
+        except (*FAILURES, ValueError) as error:
             return None, _in_short(error)
         return Timing("dense mask", 0.0, forward, backward, full_flops, count), ""
 
@@ -271,16 +335,18 @@ def measure(
         # The dense mask, which follows the one that it is compared with, takes as long as two.
         until = share(len(order) - done + (2 if name == COMPARED else 0))
         attend = lambda q, k, v, mask=mask: attention(q, k, v, mask=mask)  # noqa: E731
+        aim = "checked"
         try:
             problem = oracle.check(attend, mask)
-        except (RuntimeError, MemoryError) as error:
-            problem = f"could not be checked: {_in_short(error)}"
+            if not problem:
+                aim = "timed"
+                forward, backward, count = _time(attend, tensors, device, until, progress)
+                rho = mask.block_sparsity(128)
+                timings[name] = Timing(name, rho, forward, backward, full_flops * (1 - rho), count)
+        except FAILURES as error:
+            problem = f"could not be {aim}: {_in_short(error)}"
         if problem:
             problems[name] = problem
-        else:
-            forward, backward, count = _time(attend, tensors, device, until, progress)
-            rho = mask.block_sparsity(128)
-            timings[name] = Timing(name, rho, forward, backward, full_flops * (1 - rho), count)
         if name == COMPARED:
             dense, why_not = time_dense(share((len(order) - done + 1) / 2))
     progress.clear()

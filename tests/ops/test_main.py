@@ -503,17 +503,182 @@ def test_bench_says_why_a_dense_mask_did_not_run(capsys, monkeypatch):
 
 
 def test_bench_leaves_a_dense_mask_out_that_memory_does_not_hold(capsys, monkeypatch):
+    """Its mask and three values for each score of 4 heads, q, k, v, out and gradients, and a tenth more."""
     pytest.importorskip("paddle")
     from paddle_flashmask import _bench
 
-    scores = 3 * 4 * 256 * 256 * 4
-    monkeypatch.setattr(_bench, "_memory", lambda device: scores - 1)
-    status, out = run(capsys, "bench", *SMALL, "--masks", "causal_document")
+    needed = 2048 * 2048 * 4 * (1 + 3 * 4) + 4 * 2 * 2048 * (4 + 2) * (32 + 32)
+    needed += needed // 10
+    monkeypatch.setattr(_bench, "_available_memory", lambda: needed - 1)
+    monkeypatch.setattr(_bench, "_dense", lambda *arguments: pytest.fail("no dense mask is to be made"))
+    arguments = ("bench", *SMALL, "--shape", "1,2048,2048,4,2,32", "--masks", "causal_document")
+    status, out = run(capsys, *arguments)
     assert status == 0
     assert (
-        "Paddle's attention with a dense mask is left out: its scores take 0.0 GB, and there are 0.0 GB"
-        in out
+        "Paddle's attention with a dense mask is left out: "
+        "it takes up to 0.2 GB of main memory, and 0.2 GB are available\n" in out
     )
+    assert "\ncausal_document " in out
+    monkeypatch.setattr(_bench, "_available_memory", lambda: needed)
+    monkeypatch.setattr(_bench, "_dense", run_out_of_memory)
+    assert "is left out: too large\n" in run(capsys, *arguments)[1]
+
+
+@pytest.mark.parametrize(
+    ("dtype", "device", "needed"),
+    [
+        ("float32", "cpu", 1.1 * (16 * 40000**2 + 8 * 4 * 40000 * 64)),
+        ("float64", "cpu", 1.1 * (32 * 40000**2 + 8 * 8 * 40000 * 64)),
+        ("bfloat16", "cpu", 1.1 * 10 * 40000**2),  # on a CPU Paddle has no attention of it: the mask alone
+        ("bfloat16", "gpu", 1.1 * 10 * 40000**2),  # scores are on the GPU, and the mask is made on the CPU
+    ],
+)
+def test_bench_counts_what_a_dense_mask_takes(dtype, device, needed):
+    from paddle_flashmask import _bench
+
+    assert _bench._dense_bytes((1, 40000, 40000, 1, 1, 64, 64), dtype, device) == pytest.approx(needed)
+
+
+MEASURE = """
+import re
+import numpy as np
+import paddle
+from paddle_flashmask import _bench
+from paddle_flashmask.masks import registry
+
+def resident(key):
+    with open("/proc/self/status") as file:
+        return int(re.search(key + r":\\s+(\\d+) kB", file.read())[1]) * 1024
+
+class Silent:
+    def show(self):
+        pass
+
+def attend(seqlen):
+    tensors = [_bench._normal(np.random.default_rng(0), (1, seqlen, 1, 64), "float32") for _ in range(4)]
+    attend = _bench._dense(registry.make("causal_document", seqlen), 1, "float32")
+    _bench._time(attend, tensors, "cpu", 0.0, Silent())
+
+paddle.set_device("cpu")
+attend(64)
+before = resident("VmRSS")
+attend(6000)
+print(resident("VmHWM") - before)
+"""
+
+
+@pytest.mark.slow
+def test_a_dense_mask_takes_what_bench_counts():
+    """The peak of a process of its own, in which no freed memory is used again."""
+    paddle_with_dense_masks()
+    from paddle_flashmask import _bench
+
+    result = subprocess.run([sys.executable, "-c", MEASURE], capture_output=True, text=True, check=True)
+    counted = _bench._dense_bytes((1, 6000, 6000, 1, 1, 64, 64), "float32", "cpu")
+    assert 0.75 * counted <= int(result.stdout.split()[-1]) <= counted
+
+
+GB = 1 << 30
+MEMINFO = {"proc/meminfo": f"MemTotal:  {8 << 20} kB\nMemFree:  {1 << 20} kB\nMemAvailable:  {6 << 20} kB\n"}
+V1 = "9:name=systemd:/\n4:cpu,memory:/pod/one\n"
+UNLIMITED = 9223372036854771712
+
+
+@pytest.mark.parametrize(
+    ("files", "available"),
+    [
+        (MEMINFO, 6 * GB),
+        (
+            {  # version 2: a limit above the process's own folder; what caches of files take counts as left
+                **MEMINFO,
+                "proc/self/cgroup": "0::/pod/one\n",
+                "sys/fs/cgroup/pod/one/memory.max": "max\n",
+                "sys/fs/cgroup/pod/one/memory.current": f"{GB}\n",
+                "sys/fs/cgroup/pod/memory.max": f"{4 * GB}\n",
+                "sys/fs/cgroup/pod/memory.current": f"{3 * GB}\n",
+                "sys/fs/cgroup/pod/memory.stat": "anon 5\ninactive_anon 7\ninactive_file 30\nactive_file 2\n",
+            },
+            GB + 32,
+        ),
+        (
+            {  # in a container, whose folder is the top
+                **MEMINFO,
+                "proc/self/cgroup": "0::/\n",
+                "sys/fs/cgroup/memory.max": f"{2 * GB}\n",
+                "sys/fs/cgroup/memory.current": f"{GB // 2}\n",
+            },
+            GB + GB // 2,
+        ),
+        (
+            {  # more than the machine has left
+                **MEMINFO,
+                "proc/self/cgroup": "0::/\n",
+                "sys/fs/cgroup/memory.max": f"{20 * GB}\n",
+                "sys/fs/cgroup/memory.current": f"{GB}\n",
+            },
+            6 * GB,
+        ),
+        (
+            {
+                **MEMINFO,
+                "proc/self/cgroup": V1,
+                "sys/fs/cgroup/memory/pod/one/memory.limit_in_bytes": f"{3 * GB}\n",
+                "sys/fs/cgroup/memory/pod/one/memory.usage_in_bytes": f"{2 * GB}\n",
+                "sys/fs/cgroup/memory/pod/one/memory.stat": "active_file 1\ntotal_active_file 10\n",
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{UNLIMITED}\n",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{5 * GB}\n",
+            },
+            GB + 10,
+        ),
+        (
+            {  # version 1 in a container: the path is that outside
+                **MEMINFO,
+                "proc/self/cgroup": V1,
+                "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{GB}\n",
+                "sys/fs/cgroup/memory/memory.usage_in_bytes": f"{GB + 1}\n",
+            },
+            0,
+        ),
+        ({"proc/self/cgroup": "2:cpu:/one\n"}, None),
+    ],
+)
+def test_available_memory(tmp_path, monkeypatch, files, available):
+    from paddle_flashmask import _bench
+
+    for name, text in files.items():
+        path = tmp_path / name
+        path.parent.mkdir(parents=True, exist_ok=True)
+        path.write_text(text)
+    monkeypatch.setattr(os, "sysconf", {"SC_AVPHYS_PAGES": 1000, "SC_PAGE_SIZE": 4096}.__getitem__)
+    assert _bench._available_memory(tmp_path) == (4096000 if available is None else available)
+
+
+def test_inputs_are_compared_with_available_memory(monkeypatch):
+    pytest.importorskip("paddle")
+    from paddle_flashmask import _bench
+
+    shape = (1, 1000000, 1000000, 1, 1, 64, 64)  # 2.048 GB
+    monkeypatch.setattr(_bench, "_available_memory", lambda: 2 * 10**9)
+    with pytest.raises(ValueError, match=r"at least 2\.0 GB, and there are 2\.0 GB available, got 1,1000000"):
+        _bench.prepare(shape, "float32", "cpu", ["full"])
+
+
+def test_bench_keeps_what_it_measured_when_memory_runs_out_later(capsys, monkeypatch):
+    pytest.importorskip("paddle")
+    from paddle_flashmask import _bench
+
+    time, calls = _bench._time, []
+
+    def time_some(*arguments):
+        calls.append(arguments)
+        return run_out_of_memory() if len(calls) > 1 else time(*arguments)
+
+    monkeypatch.setattr(_bench, "_time", time_some)
+    status, out = run(capsys, "bench", *SEVERAL, "causal_document", "full")
+    assert status == 1
+    assert "\ncausal_document " in out
+    assert "dense mask is left out: " in out
+    assert "\nfull: could not be timed: too large\n" in out
 
 
 def test_bench_leaves_a_dense_mask_out_when_paddle_has_no_kernels(capsys, monkeypatch):
