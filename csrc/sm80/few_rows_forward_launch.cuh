@@ -21,7 +21,8 @@ SplitPlan plan_few_rows(const ForwardParams& params) {
   if (rows > kFewRows) return plan;
   plan.pack = pack;
   const int64_t tiles = ceil_div(shape.seqlen_k, Config::kBlockN);
-  plan.splits = split_count(planes, 2 * tiles);  // it gives a split two tiles at least, which one of these is
+  // Counted in halves: split_count() gives a split two tiles at least, and here one, of all warps, is enough.
+  plan.splits = split_count(planes, 2 * tiles);
   // Splits that are long gain by all the blocks that a multiprocessor holds (but in dense mode, which has the
   // same splits for the same sums); others would merge more for nothing.
   constexpr int64_t kLongSplit = 32;
