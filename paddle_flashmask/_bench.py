@@ -83,9 +83,8 @@ class Report:
     def verdict(self) -> str:
         """One line."""
         if self.problems:
-            return (
-                f"FAILED: wrong or unchecked results of {', '.join(self.problems)}; do not rely on them here"
-            )
+            names = ", ".join(self.problems)
+            return f"FAILED: wrong, unchecked or not to be timed: {names}; do not rely on them here"
         packed, bare = self.timing(COMPARED), self.timing("full")
         if packed is None:
             return self._range()

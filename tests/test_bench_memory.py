@@ -204,7 +204,8 @@ def test_peaks_are_without_what_libraries_keep(monkeypatch: pytest.MonkeyPatch, 
     monkeypatch.setattr(experiment.Device, "allocated", lambda self: kept[0])
     monkeypatch.setattr(experiment.Device, "peak_memory", peak_memory)
     monkeypatch.setattr(experiment, "load", lambda *arguments: None)
-    files = ["--csv", str(tmp_path / "x.csv"), "--commit", "1", "--no-report"]
+    unused = __file__  # a file that is there
+    files = ["--csv", str(tmp_path / "x.csv"), "--library", unused, "--commit", "1", "--no-report"]
     options = ["--parts", "peak", "--names", "dense", "--lengths", "256"]
     monkeypatch.setattr(sys, "argv", ["x.py", "--device", "cpu", *options, *files])
     memory.main()
@@ -237,7 +238,8 @@ def test_a_layer_without_a_mask_is_compared_too(tmp_path: Path, monkeypatch: pyt
     import experiment
 
     monkeypatch.setattr(experiment, "load", lambda *arguments: None)
-    files = ["--csv", str(tmp_path / "x.csv"), "--commit", "1", "--no-report"]
+    unused = __file__  # a file that is there
+    files = ["--csv", str(tmp_path / "x.csv"), "--library", unused, "--commit", "1", "--no-report"]
     options = ["--names", "no mask", "--lengths", "256"]
     monkeypatch.setattr(sys, "argv", ["x.py", "--device", "cpu", *options, *files, "--retry"])
     sdpa = experiment.sdpa
@@ -268,7 +270,8 @@ def test_a_batch_prepares_later_masks_with_what_was_compiled_for_the_first(
     monkeypatch.setattr(memory.Experiment, "block_mask", recorded)
     monkeypatch.setattr(torch, "compile", lambda function, **options: function)
     monkeypatch.setattr(experiment, "load", lambda *arguments: None)
-    files = ["--csv", str(tmp_path / "x.csv"), "--commit", "1", "--no-report"]
+    unused = __file__  # a file that is there
+    files = ["--csv", str(tmp_path / "x.csv"), "--library", unused, "--commit", "1", "--no-report"]
     options = ["--names", "flex", "--parts", "batch", "--lengths", "256"]
     monkeypatch.setattr(sys, "argv", ["x.py", "--device", "cpu", *options, *files])
     memory.main()

@@ -183,6 +183,28 @@ def test_part_of_the_published_setting_is_measured_but_makes_no_page(
     assert not path.with_suffix(".md").exists()
 
 
+@pytest.mark.parametrize(
+    "module", [counters, decode, end_to_end, inference, kernels, memory, sparsity], ids=lambda m: m.__name__
+)
+def test_what_cannot_begin_ends_with_a_sentence(
+    module: ModuleType, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = tmp_path / "x.csv"
+    command = ["x.py", "--csv", str(path), "--library", "missing.so"]
+    path.write_text("a,b\n1,2\n")
+    monkeypatch.setattr(sys, "argv", [*command, "--report-only"])
+    with pytest.raises(SystemExit, match="expected the columns"):
+        module.main()
+    path.unlink()
+    monkeypatch.setattr(sys, "argv", command)
+    monkeypatch.setattr(provenance.importlib.util, "find_spec", lambda name: None)
+    with pytest.raises(SystemExit, match="measuring needs torch"):
+        module.main()
+    monkeypatch.setattr(provenance.importlib.util, "find_spec", lambda name: object())
+    with pytest.raises(SystemExit, match=r"missing.so is not there: .*build_kernels.py --cuda builds it"):
+        module.main()
+
+
 def test_a_page_is_written_without_figures_where_none_can_be_drawn(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

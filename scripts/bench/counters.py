@@ -20,6 +20,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -267,6 +268,7 @@ def main() -> None:
         family, head_dim = arguments.calls
         make_calls(family, int(head_dim), arguments.binary)
         return
+    provenance.check_ready(arguments, partial(Log, columns=COLUMNS))
     if not arguments.report_only:
         run(arguments, command)
     provenance.report(arguments, COLUMNS, render, draw)

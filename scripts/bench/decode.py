@@ -313,6 +313,7 @@ def _points(
 def main() -> None:
     """Measure, then report."""
     arguments, command = parse_arguments()
+    provenance.check_ready(arguments, partial(Log, columns=COLUMNS))
     if not arguments.report_only:
         run(arguments, command)
     provenance.report(arguments, COLUMNS, render, draw)

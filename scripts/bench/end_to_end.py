@@ -536,6 +536,7 @@ def main() -> None:
             arguments.prepare,
         )
         return
+    provenance.check_ready(arguments, partial(Log, columns=COLUMNS))
     if not arguments.report_only:
         run(arguments, command)
     provenance.report(arguments, COLUMNS, render, draw)

@@ -23,7 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from cells import PEER_NAMES, ROOT, ROUNDS, Case, Row, read_rows
 from prepare import add_prepare_argument, prepare, share_compiled
-from provenance import count, recorded_command
+from provenance import check_ready, count, recorded_command
 from report import cards, failures_of, origin
 from results import Results, document, length_name, markdown_table, not_run
 
@@ -133,6 +133,7 @@ def main() -> None:
     if arguments.prepare is not None:
         prepare(cases, arguments.peers, arguments.prepare, backward=False)
         return
+    check_ready(arguments, read_rows)
     if not arguments.report_only:
         from runner import Bench  # needs torch and a GPU; the report does not
 

@@ -61,7 +61,7 @@ from cells import (
 )
 from paper_data import PUBLISHED
 from prepare import add_prepare_argument, prepare, share_compiled
-from provenance import can_draw, count, recorded_command, with_figures
+from provenance import can_draw, check_ready, count, recorded_command, with_figures
 from results import name_in_files
 
 QUICK_SECONDS = 0.25
@@ -202,6 +202,7 @@ def main() -> None:
         backward = "backward" in arguments.directions
         prepare(wanted_cases(arguments), arguments.peers, arguments.prepare, backward=backward)
         return
+    check_ready(arguments, read_rows)
     if not arguments.report_only:
         from runner import Bench  # needs torch and a GPU; the report does not
 

@@ -553,6 +553,7 @@ def main() -> None:
         lengths = arguments.lengths or LENGTHS
         compile_apart(Worker(arguments, command).compile, lengths, length_name, arguments.prepare)
         return
+    provenance.check_ready(arguments, partial(Log, columns=COLUMNS))
     if not arguments.report_only:
         run(arguments, command)
     provenance.report(arguments, COLUMNS, render, draw)

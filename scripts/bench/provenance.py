@@ -202,6 +202,26 @@ def parse(parser: argparse.ArgumentParser, script: str) -> tuple[argparse.Namesp
     return arguments, command
 
 
+def check_ready(arguments: argparse.Namespace, read: Callable[[Path], Any]) -> None:
+    """End with a message where a script cannot begin: a trace would say no more, and at greater length.
+
+    Args:
+        arguments: csv, report_only and, of what measures, binary; device where it is not always a GPU.
+        read: raises ValueError where the CSV file is another script's.
+    """
+    try:
+        read(arguments.csv)
+    except ValueError as error:
+        sys.exit(str(error))
+    if arguments.report_only:
+        return
+    if importlib.util.find_spec("torch") is None:
+        sys.exit("measuring needs torch, which is not installed; --report-only does not")
+    if not arguments.binary.exists():
+        device = getattr(arguments, "device", "cuda")
+        sys.exit(f"{arguments.binary} is not there: python scripts/build_kernels.py --{device} builds it")
+
+
 def report(
     arguments: argparse.Namespace,
     columns: Sequence[str],
