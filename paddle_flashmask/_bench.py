@@ -84,7 +84,7 @@ class Report:
         """One line."""
         if self.problems:
             names = ", ".join(self.problems)
-            return f"FAILED: wrong, unchecked or not to be timed: {names}; do not rely on them here"
+            return f"FAILED: wrong, unchecked or untimed: {names}; do not rely on them here"
         packed, bare = self.timing(COMPARED), self.timing("full")
         if packed is None:
             return self._range()

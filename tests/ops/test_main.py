@@ -440,7 +440,7 @@ def test_bench_checks_out_of_every_mask(capsys, monkeypatch):
     status, out = run(capsys, "bench", *SEVERAL, "full", "causal", "causal_document")
     assert status == 1
     assert "\ncausal: wrong results: out is off by " in out
-    assert out.splitlines()[-1] == "FAILED: wrong, unchecked or not to be timed: causal; do not rely on them here"
+    assert out.splitlines()[-1] == "FAILED: wrong, unchecked or untimed: causal; do not rely on them here"
     assert "\ncausal_document " in out
 
 
@@ -480,7 +480,7 @@ def test_bench_ends_with_an_error_when_results_cannot_be_checked(capsys, monkeyp
     status, out = run(capsys, "bench", *SMALL, "--masks", "full")
     assert status == 1
     assert "full: could not be checked: too large" in out
-    assert out.splitlines()[-1] == "FAILED: wrong, unchecked or not to be timed: full; do not rely on them here"
+    assert out.splitlines()[-1] == "FAILED: wrong, unchecked or untimed: full; do not rely on them here"
 
 
 @pytest.mark.parametrize("shape", ["2,256,256,4,2,32,40", "1,2500,2500,4,2,16"])  # the second: not all rows
