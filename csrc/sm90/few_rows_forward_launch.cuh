@@ -1,5 +1,5 @@
-// The kernel for few query rows among Hopper's: the portable one, which what such a call takes leaves nothing
-// to gain on.
+// The kernel for few query rows among Hopper's: the portable one, since such a call waits for memory and not
+// for what Hopper computes faster.
 #pragma once
 
 #include "sm80/few_rows_forward_launch.cuh"

@@ -13,7 +13,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from cells import DIRECTIONS, MAGI_MASKS, PEER_NAMES, PUBLISHED_TWELVE, TWELVE, Case
+from cells import DIRECTIONS, MAGI_MASKS, PEER_NAMES, PUBLISHED_TWELVE, TWELVE, Case, Row
 from paper_tables import Total, exact_rate, magi_rows, paper_shapes, total
 from results import Results, length_name
 
@@ -49,11 +49,10 @@ def draw(results: Results, folder: Path, suffix: str = "") -> Iterator[Path]:
 
 def _draw_magi(results: Results, head_dim: int, path: Path) -> bool:
     """Draw TFLOP/s of the visible area against the length; return whether there was anything to draw."""
-    rows = {
-        direction: {case: found for case, found in by_case.items() if case.head_dim == head_dim}
-        for direction in DIRECTIONS
-        for by_case in [magi_rows(results, direction)]
-    }
+    rows: dict[str, dict[Case, dict[str, Row]]] = {}
+    for direction in DIRECTIONS:
+        measured = magi_rows(results, direction)
+        rows[direction] = {case: found for case, found in measured.items() if case.head_dim == head_dim}
     present = [
         mask for mask in MAGI_MASKS if any(case.mask == mask for found in rows.values() for case in found)
     ]

@@ -16,7 +16,7 @@ is a row that says so, and a new process goes on. Rows are appended as they are 
 out what is there. What fails is a row too: --retry runs it again. Writes memory.csv, .md and .png. On a CPU
 it can be tried out: --device cpu --lengths 512 1024
 
-What a process does once before it can compile is in no time of batch.
+FlexAttention compiles something small before batch's first length, for what a process does once.
 """
 
 from __future__ import annotations

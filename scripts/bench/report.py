@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import replace
 from itertools import product
 from statistics import median_low
@@ -267,17 +267,23 @@ def left_out(results: Results, twelve: Sequence[str] = TWELVE) -> dict[str, list
         if grouped and name not in grouped:
             places[label].append("`--setting magi`")
         elif grouped:
-            window = "sliding_window" in known  # the setting has one of its own
-            of_magi = [mask for mask in MAGI_MASKS if mask in known or (window and mask == MAGI_WINDOW)]
-            for direction in directions:
-                cases = {magi_case(mask, seqlen) for mask in of_magi for seqlen in MAGI_LENGTHS}
-                missing = {case.mask for case in cases if (name, case, direction) not in tried}
-                if missing:
-                    masks = f"{len(missing)} of {len(of_magi)} masks"
-                    places[label].append(f"`--setting magi` {direction} ({masks})")
+            places[label] += _left_out_of_magi(tried, name, known, directions)
     magi = any(row.case.kv_heads for row in results.rows) or twelve is not TWELVE
     places["settings"] = [] if magi else ["`--setting magi`"]
     return places
+
+
+def _left_out_of_magi(
+    tried: Collection[tuple[str, Case, str]], name: str, known: Sequence[str], directions: Sequence[str]
+) -> Iterator[str]:
+    """Yield the passes in MagiAttention's setting of which an implementation lacks masks that it knows."""
+    window = "sliding_window" in known  # the setting has one of its own
+    masks = [mask for mask in MAGI_MASKS if mask in known or (window and mask == MAGI_WINDOW)]
+    cases = [magi_case(mask, seqlen) for mask in masks for seqlen in MAGI_LENGTHS]
+    for direction in directions:
+        missing = {case.mask for case in cases if (name, case, direction) not in tried}
+        if missing:
+            yield f"`--setting magi` {direction} ({len(missing)} of {len(masks)} masks)"
 
 
 def render_bars(results: Results, *, measured_only: bool = False) -> str:
