@@ -56,7 +56,7 @@ LABELS = {
     "vanilla": "vanilla attention",
 }
 COLORS = {"ours": "#b5273d", "flex": "#5b8db8", "dense": "#777777", "vanilla": "#c9c9c9"}
-LENGTHS = [2**n for n in range(12, 19)]
+LENGTHS = [2**n for n in range(12, 20)]
 DEFAULT_LENGTHS = LENGTHS[:4]  # from there on dense masks take minutes
 COLUMNS = ["task", "seqlen", "layers", "method", "bins", "bin", "rho", "weight"]
 COLUMNS += ["seconds", "repetitions", "peak_bytes", "loss", "status", "note"]

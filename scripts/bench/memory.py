@@ -56,7 +56,7 @@ NAMES_OF = {
     "layer": ("no mask", "ours"),
 }
 PARTS = tuple(NAMES_OF)
-LENGTHS = [2**power for power in (12, 13, 14, 15, 16, 17, 18, 20)]
+LENGTHS = [2**power for power in range(12, 21)]
 HEADS, HEAD_DIM = 8, 128
 COLUMNS = ["part", "name", "seqlen", "quantity", "value", "unit", "status", "note"]
 WARM_TOKENS = 128  # enough for what libraries allocate once and keep
