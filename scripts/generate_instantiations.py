@@ -27,12 +27,12 @@ OUTPUT = ROOT / "csrc" / "instantiations"
 DTYPES = {"bf16": ("__nv_bfloat16", "DType::kBFloat16"), "fp16": ("__half", "DType::kFloat16")}
 # In the order of the Config template's parameters.
 TILES = {
-    ("sm80", "few_rows_forward"): ("warps",),
+    ("sm80", "few_rows_forward"): ("warps", "row_groups"),
     ("sm80", "forward"): ("block_m", "block_n", "warps"),
     ("sm80", "backward"): (
         *("block_m", "block_n", "warps", "score_rows", "grad_rows", "query_rows", "stages"),
     ),
-    ("sm90", "few_rows_forward"): ("warps",),
+    ("sm90", "few_rows_forward"): ("warps", "row_groups"),
     ("sm90", "forward"): ("consumers", "block_n", "stages"),
     ("sm90", "backward"): ("block_m", "q_stages"),
     ("sm90", "wide_backward"): ("block_m", "stages"),

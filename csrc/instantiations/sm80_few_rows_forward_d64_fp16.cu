@@ -3,10 +3,14 @@
 
 namespace flashmask::sm80 {
 
-extern const ForwardKernel few_rows_forward_d64_fp16[2];
-const ForwardKernel few_rows_forward_d64_fp16[2] = {
-    describe_few_rows_forward<FewRowsForwardConfig<80, __half, 64, 64, 8, false>>(DType::kFloat16),
-    describe_few_rows_forward<FewRowsForwardConfig<80, __half, 64, 64, 8, true>>(DType::kFloat16),
+extern const ForwardKernel few_rows_forward_d64_fp16[6];
+const ForwardKernel few_rows_forward_d64_fp16[6] = {
+    describe_few_rows_forward<FewRowsForwardConfig<80, __half, 64, 64, 8, 1, false>>(DType::kFloat16),
+    describe_few_rows_forward<FewRowsForwardConfig<80, __half, 64, 64, 8, 1, true>>(DType::kFloat16),
+    describe_few_rows_forward<FewRowsForwardConfig<80, __half, 64, 64, 8, 2, false>>(DType::kFloat16),
+    describe_few_rows_forward<FewRowsForwardConfig<80, __half, 64, 64, 8, 2, true>>(DType::kFloat16),
+    describe_few_rows_forward<FewRowsForwardConfig<80, __half, 64, 64, 8, 4, false>>(DType::kFloat16),
+    describe_few_rows_forward<FewRowsForwardConfig<80, __half, 64, 64, 8, 4, true>>(DType::kFloat16),
 };
 
 }  // namespace flashmask::sm80

@@ -5,12 +5,12 @@
 
 namespace flashmask::sm80 {
 
-extern const ForwardKernel few_rows_forward_d64_bf16[2];
-extern const ForwardKernel few_rows_forward_d64_fp16[2];
-extern const ForwardKernel few_rows_forward_d96_bf16[2];
-extern const ForwardKernel few_rows_forward_d96_fp16[2];
-extern const ForwardKernel few_rows_forward_d128_bf16[2];
-extern const ForwardKernel few_rows_forward_d128_fp16[2];
+extern const ForwardKernel few_rows_forward_d64_bf16[6];
+extern const ForwardKernel few_rows_forward_d64_fp16[6];
+extern const ForwardKernel few_rows_forward_d96_bf16[6];
+extern const ForwardKernel few_rows_forward_d96_fp16[6];
+extern const ForwardKernel few_rows_forward_d128_bf16[6];
+extern const ForwardKernel few_rows_forward_d128_fp16[6];
 extern const ForwardKernel forward_d32_bf16[3];
 extern const ForwardKernel forward_d32_fp16[3];
 extern const ForwardKernel forward_d64_bf16[3];

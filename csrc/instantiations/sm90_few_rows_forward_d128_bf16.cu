@@ -5,8 +5,8 @@ namespace flashmask::sm90 {
 
 extern const ForwardKernel few_rows_forward_d128_bf16[2];
 const ForwardKernel few_rows_forward_d128_bf16[2] = {
-    describe_few_rows_forward<FewRowsForwardConfig<90, __nv_bfloat16, 128, 128, 8, false>>(DType::kBFloat16),
-    describe_few_rows_forward<FewRowsForwardConfig<90, __nv_bfloat16, 128, 128, 8, true>>(DType::kBFloat16),
+    describe_few_rows_forward<FewRowsForwardConfig<90, __nv_bfloat16, 128, 128, 8, 1, false>>(DType::kBFloat16),
+    describe_few_rows_forward<FewRowsForwardConfig<90, __nv_bfloat16, 128, 128, 8, 1, true>>(DType::kBFloat16),
 };
 
 }  // namespace flashmask::sm90

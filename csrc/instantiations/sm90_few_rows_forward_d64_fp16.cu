@@ -5,8 +5,8 @@ namespace flashmask::sm90 {
 
 extern const ForwardKernel few_rows_forward_d64_fp16[2];
 const ForwardKernel few_rows_forward_d64_fp16[2] = {
-    describe_few_rows_forward<FewRowsForwardConfig<90, __half, 64, 64, 8, false>>(DType::kFloat16),
-    describe_few_rows_forward<FewRowsForwardConfig<90, __half, 64, 64, 8, true>>(DType::kFloat16),
+    describe_few_rows_forward<FewRowsForwardConfig<90, __half, 64, 64, 8, 1, false>>(DType::kFloat16),
+    describe_few_rows_forward<FewRowsForwardConfig<90, __half, 64, 64, 8, 1, true>>(DType::kFloat16),
 };
 
 }  // namespace flashmask::sm90

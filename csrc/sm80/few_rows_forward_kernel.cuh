@@ -1,8 +1,9 @@
-// Forward of a call whose query rows that share a key head, of all its query heads, are 16 at most: decoding,
-// a token or a few against many keys. Such a call takes as long as K and V take from memory, so nothing may
-// lie between: a warp has 16 keys of its own and reads them from global memory into fragments, the next while
-// it computes, and meets the other warps once, at the end. Key columns are split as well; the block of a key
-// head that ends last merges.
+// Forward of a call whose query rows that share a key head, of all its query heads, are few: decoding, a
+// token or some against many keys. Such a call takes as long as K and V take from memory, so nothing may lie
+// between: a warp has 16 rows, and 16 keys that it reads from global memory into fragments, the next while it
+// computes, and meets the other warps once, at the end. Where there are more rows, groups of 16 have warps of
+// their own, which read the same keys; the later ones find them in L2. Key columns are split as well; the
+// block of a key head that ends last merges.
 //
 // No lane reads less than 16 bytes of a key or of a value, since of a product's depth, and of its columns,
 // the order is free as long as both operands, or operand and result, have the same: see load_keys() and
@@ -18,12 +19,13 @@
 
 namespace flashmask::sm80 {
 
-inline constexpr int kFewRows = 16;       // of one mma.sync
+inline constexpr int kGroupRows = 16;     // of one mma.sync
 inline constexpr int kMostSplits = 64;    // one block merges them
 inline constexpr int kMostInCluster = 8;  // blocks, on every card that has clusters
 
 // `architecture`: whose table the kernel is in, 80 or 90; code that two tables share would have two homes.
-template <int kArchitecture_, typename Element_, int kHeadDim_, int kHeadDimV_, int kWarps_, bool kDense_>
+template <int kArchitecture_, typename Element_, int kHeadDim_, int kHeadDimV_, int kWarps_, int kRowGroups_,
+          bool kDense_>
 struct FewRowsForwardConfig {
   using Element = Element_;
   // Clusters, and a kernel that starts before the one before it has ended.
@@ -33,9 +35,11 @@ struct FewRowsForwardConfig {
   static constexpr int kColumns =
       (kHeadDimV + 63) / 64 * 64;  // of O: eight lanes read 8 dims each of a value
   static constexpr int kWarps = kWarps_;
-  static constexpr int kTileKeys = 16;  // of a warp at a time
-  static constexpr int kBlockM = kFewRows;
-  static constexpr int kBlockN = kTileKeys * kWarps;
+  static constexpr int kRowGroups = kRowGroups_;
+  static constexpr int kKeyWarps = kWarps / kRowGroups;  // of a group of rows
+  static constexpr int kTileKeys = 16;                   // of a warp at a time
+  static constexpr int kBlockM = kGroupRows * kRowGroups;
+  static constexpr int kBlockN = kTileKeys * kKeyWarps;
   static constexpr int kThreads = 32 * kWarps;
   // Of a multiprocessor, as registers allow.
   static constexpr int kBlocks = kHeadDimV <= 64 && !kDense_ ? 2 : 1;
@@ -44,6 +48,7 @@ struct FewRowsForwardConfig {
   static constexpr bool kDeterministic = false;
   static_assert(kArchitecture_ == 80 || kArchitecture_ == 90, "there are these tables");
   static_assert(kHeadDim % 32 == 0, "four lanes read 8 dims each of a key");
+  static_assert(kWarps % kRowGroups == 0, "groups of rows have as many warps each");
 
   // What a warp found: O not yet divided by the sum of weights, which are exp2(scale * (s - maximum)).
   struct Part {
@@ -52,10 +57,10 @@ struct FewRowsForwardConfig {
   };
   struct Smem {
     union {
-      Part parts[kWarps][kFewRows];
-      float shares[kFewRows][kMostSplits];  // of a row's splits in it
+      Part parts[kWarps][kGroupRows];
+      float shares[kBlockM][kMostSplits];  // of a row's splits in it
     };
-    Part merged[kHopper ? kFewRows : 1];  // the warps', for the cluster
+    Part merged[kHopper ? kBlockM : 1];  // the warps', for the cluster
   };
   static_assert(sizeof(Part) / 4 % 32 == 2,
                 "rows begin two banks apart: a store has conflicts of two at most");
@@ -88,6 +93,7 @@ class FewRowsForward {
       : arguments_(arguments),
         smem_(smem),
         warp_(threadIdx.x / 32),
+        first_row_(kGroupRows * group_of(warp_, Config::kKeyWarps)),
         g_(threadIdx.x % 32 / 4),
         t_(threadIdx.x % 4) {
     const Shape& shape = arguments.params.shape;
@@ -104,23 +110,26 @@ class FewRowsForward {
   }
 
   __device__ __forceinline__ void run() {
+    constexpr int kKeyWarps = Config::kKeyWarps;
     const int64_t tiles = ceil_div(seqlen_k_, kTileKeys);
-    int tile = static_cast<int>(tiles * split_ / arguments_.splits) + warp_;
-    end_ = static_cast<int>(tiles * (split_ + 1) / arguments_.splits);
+    int tile =
+        static_cast<int>(tiles * split_ / arguments_.splits) + warp_ - kKeyWarps * group_of(warp_, kKeyWarps);
+    // None for a group without rows: the last one, where rows do not fill it.
+    end_ = first_row_ < rows_ ? static_cast<int>(tiles * (split_ + 1) / arguments_.splits) : 0;
     load_keys(tile);
     load_values(tile);
     load_queries();
-    for (; tile < end_; tile += Config::kWarps) {
+    for (; tile < end_; tile += kKeyWarps) {
       float scores[1][2][4] = {};
       multiply_scores(scores[0]);
-      load_keys(tile + Config::kWarps);
+      load_keys(tile + kKeyWarps);
       if (arguments_.negated) negate(scores);
       mask(scores[0], tile);
       float rescale[1][2];
       softmax_.advance(scores, arguments_.exponent_scale, rescale);
       softmax_.rescale_rows(o_, rescale);
       multiply_values(scores[0]);
-      load_values(tile + Config::kWarps);
+      load_values(tile + kKeyWarps);
     }
     store_part();
     __syncthreads();
@@ -133,6 +142,11 @@ class FewRowsForward {
   }
 
  private:
+  // Which group of rows the i-th of something is in, of which each group has `size`.
+  static __device__ __forceinline__ int group_of(int i, int size) {
+    return Config::kRowGroups == 1 ? 0 : i / size;
+  }
+
   // 16 bytes that nobody reads again; zeros where there is nothing.
   static __device__ __forceinline__ uint4 load(const Element* pointer, bool valid) {
     uint4 x{};
@@ -189,7 +203,7 @@ class FewRowsForward {
     const Tensor& q = arguments_.params.q;
 #pragma unroll
     for (int h = 0; h < 2; ++h) {
-      const int row = g_ + 8 * h;
+      const int row = first_row_ + g_ + 8 * h;
       const Element* query = static_cast<const Element*>(q.data) + batch_ * q.stride_batch +
                              row / pack_ * q.stride_seq + (head_k_ * pack_ + row % pack_) * q.stride_head;
 #pragma unroll
@@ -227,7 +241,7 @@ class FewRowsForward {
 #pragma unroll
       for (int e = 0; e < 4; ++e) {
         const int key = kTileKeys * tile + 8 * n + 2 * t_ + e % 2;
-        const int row = g_ + e / 2 * 8, token = row / pack_;
+        const int row = first_row_ + g_ + e / 2 * 8, token = row / pack_;
         bool visible = key < seqlen_k_ && row < rows_;
         if constexpr (Config::kDense) {
           const int head = head_k_ * pack_ + row % pack_;
@@ -259,7 +273,7 @@ class FewRowsForward {
     for (int h = 0; h < 2; ++h) {
       const float sum = softmax_.total(0, h);
       const int row = g_ + 8 * h;
-      if (row >= rows_) continue;
+      if (first_row_ + row >= rows_) continue;
       Part& part = smem_.parts[warp_][row];
       if (t_ == 0) part.maximum = softmax_.maximum[0][h], part.sum = sum;
 #pragma unroll
@@ -289,12 +303,14 @@ class FewRowsForward {
 
   __device__ __forceinline__ void merge_warps() {
     for_each_element([&](int row, int dim) {
+      const int group = group_of(row, kGroupRows), own = row - kGroupRows * group;
+      const auto parts = &smem_.parts[Config::kKeyWarps * group];
       float maximum = -INFINITY, sum = 0.f, value = 0.f;
 #pragma unroll
-      for (int w = 0; w < Config::kWarps; ++w) maximum = fmaxf(maximum, smem_.parts[w][row].maximum);
+      for (int w = 0; w < Config::kKeyWarps; ++w) maximum = fmaxf(maximum, parts[w][own].maximum);
 #pragma unroll
-      for (int w = 0; w < Config::kWarps; ++w) {
-        const Part& part = smem_.parts[w][row];
+      for (int w = 0; w < Config::kKeyWarps; ++w) {
+        const Part& part = parts[w][own];
         const float factor = worth(part.maximum, maximum);
         sum += factor * part.sum;
         value += factor * part.o[dim];
@@ -380,15 +396,22 @@ class FewRowsForward {
   __device__ __forceinline__ void merge_blocks() {
     for (int row = warp_; row < rows_; row += Config::kWarps) find_shares(row);
     __syncthreads();
-    for_each_element([&](int row, int dim) {
-      float value = 0.f;
+    // Four dims a thread: what a block waits for is the number of loads one after the other.
+    constexpr int kQuads = Config::kColumns / 4;
+    for (int i = threadIdx.x; i < rows_ * kQuads; i += Config::kThreads) {
+      const int row = i / kQuads, dim = i % kQuads * 4;
+      float4 value{};
 #pragma unroll 8
       for (int split = 0; split < arguments_.splits; ++split) {
-        value +=
-            smem_.shares[row][split] * __ldcg(arguments_.o + part_of(split, row) * Config::kColumns + dim);
+        const float share = smem_.shares[row][split];
+        const float* const o = arguments_.o + part_of(split, row) * Config::kColumns + dim;
+        const float4 part = __ldcg(reinterpret_cast<const float4*>(o));
+        value.x += share * part.x, value.y += share * part.y;
+        value.z += share * part.z, value.w += share * part.w;
       }
-      store(row, dim, value);
-    });
+      store(row, dim, value.x), store(row, dim + 1, value.y);
+      store(row, dim + 2, value.z), store(row, dim + 3, value.w);
+    }
   }
 
   // One warp: by what to multiply a row's O of each split.
@@ -438,10 +461,11 @@ class FewRowsForward {
 
   const FewRowsForwardArguments& arguments_;
   typename Config::Smem& smem_;
-  int warp_, g_, t_;    // of 16 x 8 fragments a lane has rows g and g + 8, columns 2 t and 2 t + 1
-  int pack_, rows_;     // row r is query token r / pack of query head r % pack of the key head's
-  int seqlen_k_, end_;  // one past the last tile of the split
-  int split_, plane_;   // of B x Hk
+  int warp_, first_row_;  // and the first of the 16 rows of its group
+  int g_, t_;             // of 16 x 8 fragments a lane has rows g and g + 8, columns 2 t and 2 t + 1
+  int pack_, rows_;       // row r is query token r / pack of query head r % pack of the key head's
+  int seqlen_k_, end_;    // one past the last tile of the split
+  int split_, plane_;     // of B x Hk
   int head_k_, batch_;
   const Element *k_, *v_;  // of this key head
   uint4 queries_[2][kKeyLoads], keys_[2][kKeyLoads], values_[4][kValueLoads];

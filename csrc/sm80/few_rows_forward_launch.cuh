@@ -17,8 +17,8 @@ SplitPlan plan_few_rows(const ForwardParams& params) {
   const Shape& shape = params.shape;
   const int32_t pack = shape.heads_q / shape.heads_k;
   const int64_t rows = pack * shape.seqlen_q, planes = shape.batch * shape.heads_k;
-  SplitPlan plan{1, 65537, kFewRows, 1, 1, false};
-  if (rows > kFewRows) return plan;
+  SplitPlan plan{1, 65537, Config::kBlockM, 1, 1, false};
+  if (rows > Config::kBlockM) return plan;
   plan.pack = pack;
   const int64_t tiles = ceil_div(shape.seqlen_k, Config::kBlockN);
   // Counted in halves: split_count() gives a split two tiles at least, and here one, of all warps, is enough.

@@ -63,6 +63,8 @@ CASES = [
     case("full", "float16", 64, 64, seqlen_q=1, seqlen_k=1500, heads_q=6),
     case("causal", "bfloat16", 128, 104, seqlen_q=4, seqlen_k=3000),
     case("causal", "bfloat16", 64, 64, seqlen_q=30, seqlen_k=1500, heads_q=6),
+    case("causal", "bfloat16", 128, 128, seqlen_q=11, seqlen_k=1100),
+    case("causal", "float16", 64, 64, seqlen_q=20, seqlen_k=1500, heads_q=6),
     case("random", "bfloat16", 256, 256, bounds=4, seqlen_q=70, seqlen_k=900),
     case("random", "float16", 192, 128, causal=True, bounds=1, mask_heads=4, seqlen_q=3, seqlen_k=1300),
     case("random", "bfloat16", 192, 192, bounds=2, seqlen_q=9, seqlen_k=60),

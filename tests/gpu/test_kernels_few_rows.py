@@ -1,4 +1,7 @@
-"""Sixteen query rows or fewer that share a key head, without index vectors: a kernel of their own."""
+"""A few query rows that share a key head, without index vectors: a kernel of their own.
+
+The portable one takes 64 rows, in groups of 16; Hopper's 16, beyond which its ordinary kernels are tested.
+"""
 
 from __future__ import annotations
 
@@ -20,7 +23,8 @@ from kernel_calls import Options
 pytestmark = [pytest.mark.gpu, pytest.mark.parametrize("kernels", ["cuda", "sm80"], indirect=True)]
 
 every_shape = pytest.mark.parametrize(
-    ("seqlen_q", "heads_q", "heads_k"), [(1, 8, 2), (4, 8, 2), (16, 3, 3), (1, 16, 1), (5, 6, 2)]
+    ("seqlen_q", "heads_q", "heads_k"),
+    [(1, 8, 2), (4, 8, 2), (16, 3, 3), (1, 16, 1), (5, 6, 2), (7, 8, 2), (16, 8, 2), (33, 2, 2), (3, 17, 1)],
 )
 causal_or_not = pytest.mark.parametrize("causal", [False, True])
 
@@ -221,6 +225,16 @@ def test_plans(
     assert text.endswith(f"rows of {pack} heads together, keys in {splits} splits")
 
 
-def test_more_rows_take_another_kernel(kernels: Kernels) -> None:
-    x = make_problem(0, seqlen_q=17, seqlen_k=128, heads_q=2, heads_k=2)
-    assert "16 query rows" not in kernels.describe(x.q, x.k, x.v, x.options)
+@pytest.mark.parametrize(
+    ("seqlen_q", "rows"), [(1, 16), (8, 16), (9, 32), (16, 32), (17, 64), (32, 64), (33, None)]
+)
+def test_groups_of_rows(kernels: Kernels, seqlen_q: int, rows: int | None) -> None:
+    """Of two heads each: as few groups of 16 as hold them, and other kernels for more than four."""
+    x = make_problem(0, seqlen_q=seqlen_q, seqlen_k=128, heads_q=4, heads_k=2)
+    text = kernels.describe(x.q, x.k, x.v, x.options)
+    if text.startswith("sm_90") and rows != 16:
+        rows = None
+    if rows is None:
+        assert not any(f"{16 * n} query rows x {128 // n} key" in text for n in (1, 2, 4))
+    else:
+        assert f"{rows} query rows x {128 * 16 // rows} key columns a tile" in text
