@@ -42,7 +42,7 @@ struct FewRowsForwardConfig {
   static constexpr int kBlockN = kTileKeys * kKeyWarps;
   static constexpr int kThreads = 32 * kWarps;
   // Of a multiprocessor, as registers allow.
-  static constexpr int kBlocks = kHeadDimV <= 64 && !kDense_ ? 2 : 1;
+  static constexpr int kBlocks = kHeadDimV <= 64 && kRowGroups == 1 && !kDense_ ? 2 : 1;
   static constexpr bool kDense = kDense_;
   static constexpr bool kDropout = false;
   static constexpr bool kDeterministic = false;
@@ -114,7 +114,7 @@ class FewRowsForward {
     const int64_t tiles = ceil_div(seqlen_k_, kTileKeys);
     int tile =
         static_cast<int>(tiles * split_ / arguments_.splits) + warp_ - kKeyWarps * group_of(warp_, kKeyWarps);
-    // None for a group without rows: the last one, where rows do not fill it.
+    // None for a group without rows, as the last of four may be.
     end_ = first_row_ < rows_ ? static_cast<int>(tiles * (split_ + 1) / arguments_.splits) : 0;
     load_keys(tile);
     load_values(tile);
@@ -147,11 +147,15 @@ class FewRowsForward {
     return Config::kRowGroups == 1 ? 0 : i / size;
   }
 
-  // 16 bytes that nobody reads again; zeros where there is nothing.
+  // 16 bytes; zeros where there is nothing. Nobody reads them again but the other groups of rows.
   static __device__ __forceinline__ uint4 load(const Element* pointer, bool valid) {
     uint4 x{};
-    if (valid) {
+    if (valid && Config::kRowGroups == 1) {
       asm volatile("ld.global.nc.L1::no_allocate.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
+                   : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
+                   : "l"(pointer));
+    } else if (valid) {
+      asm volatile("ld.global.nc.L2::128B.v4.u32 {%0, %1, %2, %3}, [%4];"
                    : "=r"(x.x), "=r"(x.y), "=r"(x.z), "=r"(x.w)
                    : "l"(pointer));
     }

@@ -24,14 +24,15 @@ SplitPlan plan_few_rows(const ForwardParams& params) {
   // Counted in halves: split_count() gives a split two tiles at least, and here one, of all warps, is enough.
   plan.splits = split_count(planes, 2 * tiles);
   // Splits that are long gain by all the blocks that a multiprocessor holds (but in dense mode, which has the
-  // same splits for the same sums); others would merge more for nothing.
+  // same splits for the same sums); others, and those of many rows, would merge more for nothing.
   constexpr int64_t kLongSplit = 32;
-  constexpr int kPlaces = Config::kHeadDimV <= 64 ? 2 : 1;
+  constexpr int kPlaces = Config::kHeadDimV <= 64 && Config::kRowGroups == 1 ? 2 : 1;
   static_assert(Config::kDense || Config::kBlocks == kPlaces, "as many blocks as registers are for");
   if (plan.splits > 1 && tiles >= kLongSplit * plan.splits) plan.splits *= kPlaces;
   plan.splits = std::min(plan.splits, kMostSplits);
   if (Config::kHopper && plan.splits > kMostInCluster && tiles <= kClusterTiles) plan.splits = kMostInCluster;
-  plan.ends_first = true;
+  // Groups read the same keys one after the other; where nothing is packed or split, other kernels do not.
+  plan.ends_first = Config::kRowGroups == 1;
   return plan;
 }
 
