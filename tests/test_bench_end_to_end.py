@@ -118,9 +118,31 @@ def test_the_layers_are_printed_and_recorded(
     for layers, more in (("3", []), ("1", ["--layers", "1"])):
         monkeypatch.setattr(sys, "argv", ["x.py", "--device", "cpu", *options, *files, *more])
         end_to_end.main()
-        assert f"sft 256: {layers} layers\n" in capsys.readouterr().out
+        assert f"sft 256: {layers} layer{'s' if more == [] else ''}\n" in capsys.readouterr().out
         row = Log(tmp_path / "x.csv", end_to_end.COLUMNS).rows[-1]
         assert (row["layers"], row["status"]) == (layers, "ok")
+
+
+@pytest.mark.parametrize(
+    ("milliseconds", "expected"),
+    [
+        ([400, 400, 400], (400, 3, 3)),
+        ([900, 400, 500], (500, 3, 3)),  # what held the first one up does not count
+        ([900, 1200], (1050, 2, 2)),
+        ([3000], (3000, 1, 1)),
+    ],
+)
+def test_steps_are_repeated_within_their_seconds(
+    milliseconds: list[float], expected: tuple[float, int, int]
+) -> None:
+    left = list(enumerate(milliseconds, 1))
+
+    def run() -> tuple[float, int]:
+        peak, taken = left.pop(0)
+        return taken, peak
+
+    assert end_to_end.time_step(run) == expected
+    assert not left
 
 
 def test_flex_compiles_once_per_length_and_kind_of_mask(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -63,7 +63,7 @@ WARM_TOKENS = 128  # enough for what libraries allocate once and keep
 FEW_TOKENS = 1024  # for which FlexAttention takes the kernel that it takes for many
 LAYERS = 32  # of Llama-2-7B
 # FlexAttention compiles as long for one length as for another: of a batch it is measured at these only.
-COLD_LENGTHS = [2**power for power in (13, 15, 17, 20)]
+COLD_LENGTHS = [2**power for power in (13, 15, 17, 19, 20)]
 LONGEST_LAYER = 262144  # the paper's; beyond it a layer without a mask takes half a minute and then fails
 SHOWN_MASKS = ("causal_document", "share_question", "document", "global_sliding_window")
 Rows = Sequence[Mapping[str, str]]
@@ -463,7 +463,7 @@ def render(rows: Rows) -> str:
     newest = {(row["part"], row["name"], row["seqlen"]): row for row in oldest_first(rows)}
     failed = (
         (f"{part}, {name}", row["note"], length_name(int(seqlen)))
-        for (part, name, seqlen), row in newest.items()
+        for (part, name, seqlen), row in sorted(newest.items(), key=lambda item: int(item[0][2]))
         if row["status"] == "failed"
     )
     return document([*parts, layer_table(rows), failures(failed), not_run(left_out(rows))])
