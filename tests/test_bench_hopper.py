@@ -197,6 +197,14 @@ def test_not_run_names_other_head_dims_and_settings() -> None:
     assert "`--setting magi` forward (4 of 5 masks)" in missing["FA4"]
 
 
+def test_not_run_names_shapes_in_order_however_sets_are_hashed() -> None:
+    shapes = [(head_dim, seqlen) for head_dim in (96, 192, 256) for seqlen in (8192, 32768, 131072)]
+    rows = [make_row(paper_case("full", n, head_dim), "sm90", 1.0) for head_dim, n in reversed(shapes)]
+    missing = report.left_out(Results(rows, "sm90", RUN.card))["ours"]
+    others = [place for place in missing if "forward (11" in place]
+    assert others == [f"{n // 1024}K D={head_dim} forward (11 of 12 masks)" for head_dim, n in shapes]
+
+
 def test_the_grouped_setting_has_a_figure_of_curves(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     pyplot = pytest.importorskip("matplotlib.pyplot")
     drawn = []

@@ -112,7 +112,7 @@ def test_lengths_are_those_of_the_paper_and_up_to_a_million_tokens() -> None:
     items = memory.items_of(memory.PARTS, memory.NAMES, None)
     lengths = {key: [n for *of, n in items if of == [*key]] for key in {item[:2] for item in items}}
     assert lengths.keys() == {(part, name) for part in memory.PARTS for name in memory.NAMES_OF[part]}
-    for (part, name), found in lengths.items():
+    for (part, _), found in lengths.items():
         assert found[0] == (8192 if part == "batch" else 4096)
         assert found[-1] == (262144 if part == "layer" else 2**20)
         steps = {longer // shorter for shorter, longer in pairwise(found)}

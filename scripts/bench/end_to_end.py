@@ -423,7 +423,10 @@ def render(rows: Rows) -> str:
     for task in TASKS:
         for layers in layer_counts(rows, task):
             how = "LoRA" if task == "lora" else "all weights"
-            parts += [f"## {task}, {layers_name(layers)} of Llama-2-7B, {how}", _task_table(rows, task, layers)]
+            parts += [
+                f"## {task}, {layers_name(layers)} of Llama-2-7B, {how}",
+                _task_table(rows, task, layers),
+            ]
     tried = {(row["task"], int(row["layers"]), row["method"], int(row["seqlen"])) for row in rows}
     lengths = [n for n in LENGTHS if any(n == seqlen for *_, seqlen in tried)]
     left_out = {"everything": [length_name(n) for n in LENGTHS if n not in lengths]}

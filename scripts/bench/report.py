@@ -246,10 +246,12 @@ def left_out(results: Results, twelve: Sequence[str] = TWELVE) -> dict[str, list
     names = {results.kernels: "ours", deterministic(results.kernels): "ours, deterministic"}
     names |= {name: PEER_NAMES[name] for name in TRAINING_PEERS}
     places: dict[str, list[str]] = {}
-    shapes = dict.fromkeys(product(HEAD_DIMS, LENGTHS))  # and others that were tried, such as D = 256 at 8 K
-    for case in (case for _, case, _ in tried if case.mask in twelve):
-        if case == paper_case(case.mask, case.seqlen, case.head_dim, case.seed):
-            shapes[case.head_dim, case.seqlen] = None
+    others = {  # such as D = 256 at 8 K
+        (case.head_dim, case.seqlen)
+        for _, case, _ in tried
+        if case.mask in twelve and case == paper_case(case.mask, case.seqlen, case.head_dim, case.seed)
+    }
+    shapes = dict.fromkeys([*product(HEAD_DIMS, LENGTHS), *sorted(others)])
     grouped = {name for name, case, _ in tried if case.kv_heads}
     for name, label in names.items():
         known = PEER_MASKS.get(name, TWELVE)
