@@ -416,7 +416,8 @@ def render(rows: Rows) -> str:
         "Of a task's 240 samples one step per bin of sparsity was run, which counts as often as its bin has "
         f"samples; {LABELS['dense']} and {LABELS['vanilla']} compute the whole matrix, so one step of theirs "
         f"stands for all. {_repetitions(rows)}Tokens/s are those of so many layers, not of the whole model: "
-        "the fewer there are, the more of a step making the mask ready takes.",
+        "the fewer there are, the more of a step making the mask ready takes. The figure has what was run at "
+        "several lengths.",
         _losses(rows),
         describe(rows),
     ]
