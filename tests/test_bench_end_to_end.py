@@ -115,10 +115,10 @@ def test_the_layers_are_printed_and_recorded(
     monkeypatch.setattr(end_to_end, "MODEL_LAYERS", 3)
     files = ["--csv", str(tmp_path / "x.csv"), "--library", str(library), "--commit", "1", "--no-report"]
     options = ["--lengths", "256", "--bins", "1", "--tasks", "sft", "--methods", "ours"]
-    for layers, more in (("3", []), ("1", ["--layers", "1"])):
+    for layers, named, more in (("3", "3 layers", []), ("1", "1 layer", ["--layers", "1"])):
         monkeypatch.setattr(sys, "argv", ["x.py", "--device", "cpu", *options, *files, *more])
         end_to_end.main()
-        assert f"sft 256: {layers} layer{'s' if more == [] else ''}\n" in capsys.readouterr().out
+        assert f"sft 256: {named}\n" in capsys.readouterr().out
         row = Log(tmp_path / "x.csv", end_to_end.COLUMNS).rows[-1]
         assert (row["layers"], row["status"]) == (layers, "ok")
 

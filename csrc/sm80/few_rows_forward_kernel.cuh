@@ -2,8 +2,8 @@
 // token or some against many keys. Such a call takes as long as K and V take from memory, so nothing may lie
 // between: a warp has 16 rows, and 16 keys that it reads from global memory into fragments, the next while it
 // computes, and meets the other warps once, at the end. Where there are more rows, groups of 16 have warps of
-// their own, which read the same keys; the later ones find them in L2. Key columns are split as well; the
-// block of a key head that ends last merges.
+// their own, which read the same keys; the later ones find them in a cache. Key columns are split as well;
+// the block of a key head that ends last merges.
 //
 // No lane reads less than 16 bytes of a key or of a value, since of a product's depth, and of its columns,
 // the order is free as long as both operands, or operand and result, have the same: see load_keys() and

@@ -66,7 +66,7 @@ MODEL_LAYERS = 32
 HELD_HIDDEN, HELD_INTERMEDIATE = 20, 8
 MARGIN = 0.9  # of free memory, for what the allocator cannot use and the masks of ours
 SERIES = ("task", "seqlen", "layers", "method")  # steps of which one number is made
-REPETITIONS, STEP_SECONDS = 3, 2.0  # of a step, none of them begun later
+REPETITIONS, STEP_SECONDS = 3, 2.0  # of a step: at most so many, none begun after so many seconds of it
 WARM_UPS = 2  # the first one compiles and makes the optimizer's state, after which memory is divided anew
 # Of the loss of a first step. Rounding to bfloat16 explains 6e-5 (four layers, 1024 tokens, on a CPU);
 # documents that see each other change it by 0.1 there, at 32 K tokens by 0.01 (estimated).

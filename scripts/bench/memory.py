@@ -1,8 +1,8 @@
 """Measure what masks cost in memory and time as sequences grow, beside dense masks and FlexAttention.
 
-python scripts/bench/memory.py --names ours dense "no mask"  # some 100 seconds by estimate
-python scripts/bench/memory.py --prepare                     # FlexAttention compiles on all cores: 45 seconds
-python scripts/bench/memory.py                               # what is left: 2.5 minutes by estimate
+python scripts/bench/memory.py --names ours dense "no mask"  # some two minutes by estimate
+python scripts/bench/memory.py --prepare                     # FlexAttention compiles on all cores: a minute
+python scripts/bench/memory.py                               # what is left: 3.5 minutes by estimate
 python scripts/bench/memory.py --report-only
 
 Four parts. mask: bytes of a mask, 4 K to 1 M tokens. peak: how much attention, forward and backward,
